@@ -1,0 +1,54 @@
+"""What `servekit serve` says about itself while it starts. All of it on stderr, but the ready URL, which is data."""
+
+from rich.console import Console
+from rich.table import Table
+
+from servekit import __version__
+from servekit.engine.load import LoadedEngine
+from servekit.units import format_bytes
+
+
+def announce(loaded: LoadedEngine, warnings: list[str], url: str, seconds: float) -> None:
+    """The resolved configuration with its numbers, and the URL on stdout for scripts."""
+    console = Console(stderr=True, highlight=False)
+    for warning in warnings:
+        console.print(f"warning: {warning}", style="yellow", markup=False)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for label, text in _rows(loaded):
+        table.add_row(label, text)
+    table.add_row("ready", f"{url}/v1 after {seconds:.1f} s; Ctrl-C stops it", style="green")
+    console.print(table)
+    print(url, flush=True)
+
+
+def _rows(loaded: LoadedEngine) -> list[tuple[str, str]]:
+    config, plan, reasons = loaded.config, loaded.plan, loaded.reasons
+    how = f"{config.threads} threads, " if loaded.device.kind == "cpu" else ""
+    return [
+        ("servekit", __version__),
+        (
+            "model",
+            f"{loaded.engine.model_name}: {loaded.family}, {loaded.num_parameters / 1e6:,.1f} M parameters, "
+            f"{format_bytes(loaded.weights_bytes)} of weights",
+        ),
+        ("device", f"{loaded.device.describe()}; {how}{config.attention} attention"),
+        ("dtype", reasons.get("dtype", f"{config.dtype}: asked for")),
+        (
+            "KV cache",
+            f"{format_bytes(plan.kv_bytes)} of {config.kv_dtype}: {plan.num_blocks:,} blocks of {plan.block_size} "
+            f"tokens, {format_bytes(plan.bytes_per_token)} a token",
+        ),
+        (
+            "fits",
+            f"{plan.num_tokens:,} tokens, or {plan.max_seqs_at_context:,} sequences at the limit of "
+            f"{plan.max_model_len:,} tokens",
+        ),
+        ("why", reasons.get("kv_memory", f"{format_bytes(plan.kv_bytes)}: asked for")),
+        (
+            "batching",
+            f"{config.scheduling}, {config.parallel} slots, up to {config.max_num_batched_tokens} tokens a step, "
+            f"prefix cache {'on' if config.prefix_cache else 'off'}",
+        ),
+    ]

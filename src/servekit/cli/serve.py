@@ -1,0 +1,153 @@
+"""`servekit serve`: load a model and answer the OpenAI-compatible API."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+_ENGINE = "Engine"
+_SERVER = "Server"
+
+
+def serve(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A folder with config.json and safetensors, a .gguf file, a pulled name, or a hub id. "
+            "Without it: demo (SmolLM2-135M-Instruct, pulled when missing).",
+            show_default=False,
+        ),
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on. [127.0.0.1]", rich_help_panel=_SERVER)] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one. [8080]", rich_help_panel=_SERVER)] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="The id clients use. [the model's name]", rich_help_panel=_SERVER)
+    ] = None,
+    grace: Annotated[
+        float | None,
+        typer.Option(help="Seconds that running answers get after Ctrl-C or SIGTERM. [5]", rich_help_panel=_SERVER),
+    ] = None,
+    max_body: Annotated[
+        str | None, typer.Option(help="Largest request body. [8MiB]", metavar="SIZE", rich_help_panel=_SERVER)
+    ] = None,
+    sse_ping_interval: Annotated[
+        float | None,
+        typer.Option(help="Seconds of silence before a stream gets a comment line. [15]", rich_help_panel=_SERVER),
+    ] = None,
+    allow_unauthenticated: Annotated[
+        bool | None,
+        typer.Option(
+            "--allow-unauthenticated",
+            help="Allow a --host that other machines can reach.",
+            show_default=False,
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="debug, info, warning or error. [info]", rich_help_panel=_SERVER)
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with any of these options, by name.", rich_help_panel=_SERVER)
+    ] = None,
+    parallel: Annotated[
+        int | None, typer.Option(help="Slots: sequences that run at once. [16]", rich_help_panel=_ENGINE)
+    ] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Context limit in tokens. [the model's]", rich_help_panel=_ENGINE)
+    ] = None,
+    kv_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory for the KV cache. [what the slots can use, at most a share of free memory]",
+            metavar="SIZE",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    kv_dtype: Annotated[
+        str | None, typer.Option(help="auto, float32 or bfloat16. [auto]", rich_help_panel=_ENGINE)
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Compute dtype: auto (measured), float32 or bfloat16. [auto]", rich_help_panel=_ENGINE),
+    ] = None,
+    quantize: Annotated[str | None, typer.Option(help="Weight format: none. [none]", rich_help_panel=_ENGINE)] = None,
+    max_num_batched_tokens: Annotated[
+        int | None,
+        typer.Option(help="Token budget of a step; longer prompts come in chunks. [256]", rich_help_panel=_ENGINE),
+    ] = None,
+    scheduling: Annotated[
+        str | None,
+        typer.Option(help="continuous, dynamic or static batching. [continuous]", rich_help_panel=_ENGINE),
+    ] = None,
+    static_wait: Annotated[
+        float | None,
+        typer.Option(help="Seconds that static batching waits for a full batch. [0.5]", rich_help_panel=_ENGINE),
+    ] = None,
+    prefix_cache: Annotated[
+        bool | None,
+        typer.Option(
+            "--prefix-cache/--no-prefix-cache",
+            help="Reuse the KV of shared prompt beginnings. [on]",
+            show_default=False,
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option(help="Tokens in a KV block. [the attention backend's]", rich_help_panel=_ENGINE)
+    ] = None,
+    queue_limit: Annotated[
+        int | None,
+        typer.Option(help="Waiting requests before new ones get 429. [512]", rich_help_panel=_ENGINE),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda. [auto]", rich_help_panel=_ENGINE)] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads that compute. [physical cores]", rich_help_panel=_ENGINE)
+    ] = None,
+    attention: Annotated[
+        str | None, typer.Option(help="auto, sdpa or reference. [auto]", rich_help_panel=_ENGINE)
+    ] = None,
+) -> None:
+    """Load a model and answer the OpenAI-compatible API on 127.0.0.1.
+
+    Every option can also be set as SERVEKIT_NAME in the environment or in the --config file.
+    """
+    given = {name: value for name, value in locals().items() if name != "config" and value is not None}
+    run(given, config)
+
+
+def run(flags: dict[str, Any], config: Path | None) -> None:
+    """Resolve the configuration, refuse what cannot work, then serve until a signal."""
+    import os
+    import sys
+    import time
+
+    from servekit.cli.log import setup_logging
+    from servekit.cli.progress import transfer_progress
+    from servekit.config import resolve_config
+
+    began = time.monotonic()
+    engine_config, serve_config = resolve_config(flags, os.environ, config)
+    setup_logging(serve_config.log_level)
+
+    from servekit.server.socket import bind, url_of
+
+    with bind(serve_config.host, serve_config.port) as sock:
+        from servekit.store.resolve import ensure_model
+
+        with transfer_progress() as progress:
+            files = ensure_model(engine_config.model, progress)
+        print(f"loading {files.name}; {url_of(sock)} answers 503 until it is ready", file=sys.stderr)
+
+        # Torch is imported here: everything above answers a mistake within a fraction of a second.
+        from servekit.cli.banner import announce
+        from servekit.engine.load import open_model
+        from servekit.server.process import ServerProcess
+
+        model = open_model(files)
+        ServerProcess(
+            sock,
+            model,
+            engine_config,
+            serve_config,
+            lambda loaded: announce(loaded, model.warnings, url_of(sock), time.monotonic() - began),
+        ).run()

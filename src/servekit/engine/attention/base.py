@@ -1,0 +1,71 @@
+"""The attention seam. A backend says what it cannot do, plans once a step, and then runs once a layer."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+
+from servekit.engine.batch import Batch
+
+PlanT = TypeVar("PlanT")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What one layer needs. `window` W lets a token see itself and the W - 1 before it; None means all.
+
+    `softcap` c bounds scores by c * tanh(score / c) after scaling.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+class AttentionBackend(ABC, Generic[PlanT]):
+    """Causal attention over a ragged batch.
+
+    `block_size_multiple` is what the block size must be divisible by; `default_block_size` what it does best with.
+    """
+
+    name: str
+    block_size_multiple: int = 1
+    default_block_size: int = 16
+
+    @classmethod
+    @abstractmethod
+    def unsupported(cls, shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> list[str]:
+        """Why this backend cannot serve such a layer; empty when it can."""
+
+    @abstractmethod
+    def plan(self, batch: Batch) -> PlanT:
+        """What all layers of a step share: masks, gather indices, groups."""
+
+    @abstractmethod
+    def forward(
+        self,
+        shape: AttentionShape,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        cache: torch.Tensor | None,
+        plan: PlanT,
+    ) -> torch.Tensor:
+        """`q` [T, H, D] and this step's `kv` [T, 2 * K, D] (keys first) -> [T, H, D].
+
+        `cache` [num_blocks, block_size, 2, K, D] already holds this step's kv; None when the batch has no KV cache.
+        """
+
+
+def visible(context_len: int, query_len: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """The mask `[query_len, context_len]` of one sequence: True where a query may look.
+
+    Lower-right aligned: the last query sees the whole context, however many tokens were cached before it.
+    """
+    query = torch.arange(context_len - query_len, context_len, device=device).unsqueeze(1)
+    key = torch.arange(context_len, device=device).unsqueeze(0)
+    mask = key <= query
+    return mask if window is None else mask & (key > query - window)

@@ -1,0 +1,168 @@
+"""Paged, ragged attention through torch's scaled_dot_product_attention: the backend for CPUs and for any other device.
+
+SDPA knows neither pages nor ragged batches. So sequences of alike length are padded into groups (groups.py) and each
+group is one call a layer: its blocks gathered by one indexed read, its mask made once a step. Decodes fold the query
+heads that share a KV head into the query length, which needs no copy of the keys.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from servekit.engine.attention.base import AttentionBackend, AttentionShape
+from servekit.engine.attention.groups import Group, group_rows
+from servekit.engine.batch import Batch
+
+
+@dataclass(slots=True)
+class GroupPlan:
+    """One padded group of S sequences, Q queries and C keys each.
+
+    `tokens` selects its rows of q: a slice where they lie side by side and need no padding (sparing copies), else an
+    index [S * Q] in which padding repeats the last token. `kept` selects the real ones of S * Q; None when all are.
+    `blocks` [S * M] are the pages to gather; None when all keys are in the step itself.
+    """
+
+    num_seqs: int
+    query_len: int
+    context_len: int
+    tokens: slice | torch.Tensor
+    kept: torch.Tensor | None
+    blocks: torch.Tensor | None
+    first_positions: torch.Tensor  # [S, 1] position of the first query
+    is_one_whole_prefill: bool
+    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """Additive mask [S, 1, Q, C]: 0 where a query may look, -inf elsewhere. Made once a window."""
+        mask = self.masks.get(window)
+        if mask is None:
+            device = self.first_positions.device
+            query = (self.first_positions + torch.arange(self.query_len, device=device)).unsqueeze(-1)  # [S, Q, 1]
+            key = torch.arange(self.context_len, device=device)
+            hidden = key > query if window is None else (key > query) | (key <= query - window)
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
+            mask = self.masks[window] = mask.unsqueeze(1)
+        return mask
+
+
+class SdpaAttention(AttentionBackend[list[GroupPlan]]):
+    """Any dtype, window and softcap. Blocks of 16 tokens: gathering gains nothing from larger ones."""
+
+    name = "sdpa"
+
+    @classmethod
+    def unsupported(cls, shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> list[str]:
+        """It does everything; a softcap takes the plain formula instead of the fused kernel."""
+        return []
+
+    def plan(self, batch: Batch) -> list[GroupPlan]:
+        """The groups with their indices; masks follow when a layer first asks for its window."""
+        return [_plan_group(group, batch) for group in group_rows(batch.query_lens, batch.context_lens)]
+
+    def forward(
+        self,
+        shape: AttentionShape,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        cache: torch.Tensor | None,
+        plan: list[GroupPlan],
+    ) -> torch.Tensor:
+        """See AttentionBackend.forward."""
+        if len(plan) == 1 and isinstance(plan[0].tokens, slice):
+            return _attend(shape, q, kv, cache, plan[0])
+        out = torch.empty_like(q)
+        for group in plan:
+            attended = _attend(shape, q[group.tokens], kv, cache, group)
+            if group.kept is None:
+                out[group.tokens] = attended
+            else:
+                assert isinstance(group.tokens, torch.Tensor)
+                out[group.tokens[group.kept]] = attended[group.kept]
+        return out
+
+
+def _plan_group(group: Group, batch: Batch) -> GroupPlan:
+    device = batch.input_ids.device
+    rows = np.array(group.rows)
+    query_lens, context_lens = batch.query_lens[rows], batch.context_lens[rows]
+    starts = batch.cu_seqlens_q[rows]
+    is_padded = bool((query_lens != group.query_len).any())
+    tokens: slice | torch.Tensor
+    kept = None
+    if not is_padded and bool((np.diff(starts) == group.query_len).all()):
+        tokens = slice(int(starts[0]), int(starts[-1]) + group.query_len)
+    else:
+        offsets = np.arange(group.query_len)
+        index = starts[:, None] + np.minimum(offsets, query_lens[:, None] - 1)
+        tokens = torch.from_numpy(index.ravel()).to(device)
+        if is_padded:
+            kept = torch.from_numpy(np.flatnonzero((offsets < query_lens[:, None]).ravel())).to(device)
+
+    # Sequences that start at position 0 have all their keys in the step itself: no pages are read for them.
+    is_whole = bool((query_lens == context_lens).all())
+    blocks, context_len = None, group.context_len
+    if not is_whole:
+        assert batch.block_tables is not None, "without a KV cache every context is in the batch"
+        num_blocks = -(-group.context_len // batch.block_size)
+        blocks = batch.block_tables[torch.from_numpy(rows).to(device), :num_blocks].flatten()
+        context_len = num_blocks * batch.block_size
+    return GroupPlan(
+        num_seqs=len(rows),
+        query_len=group.query_len,
+        context_len=context_len,
+        tokens=tokens,
+        kept=kept,
+        blocks=blocks,
+        first_positions=torch.from_numpy(context_lens - query_lens).to(device).unsqueeze(1),
+        is_one_whole_prefill=is_whole and len(rows) == 1,
+    )
+
+
+def _attend(
+    shape: AttentionShape, q: torch.Tensor, kv: torch.Tensor, cache: torch.Tensor | None, group: GroupPlan
+) -> torch.Tensor:
+    """q [S * Q, H, D] -> [S * Q, H, D]."""
+    num_seqs, num_queries, kv_heads, head_dim = group.num_seqs, group.query_len, shape.num_kv_heads, shape.head_dim
+    if group.blocks is None:
+        paged = kv[group.tokens]
+    else:
+        assert cache is not None, "a context outside the step needs the KV cache"
+        paged = cache.index_select(0, group.blocks)
+    paged = paged.view(num_seqs, group.context_len, 2, kv_heads, head_dim).to(q.dtype)
+    keys, values = paged[:, :, 0].transpose(1, 2), paged[:, :, 1].transpose(1, 2)  # [S, K, C, D]
+
+    if shape.softcap is not None:
+        return _attend_softcapped(shape, q, keys, values, group)
+    if num_queries == 1:
+        folded = q.view(num_seqs, kv_heads, shape.num_heads // kv_heads, head_dim)
+        mask = group.mask(shape.window, q.dtype)
+        out = scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=shape.scale)
+        return out.reshape(num_seqs, shape.num_heads, head_dim)
+    queries = q.view(num_seqs, num_queries, shape.num_heads, head_dim).transpose(1, 2)  # [S, H, Q, D]
+    causal = group.is_one_whole_prefill and (shape.window is None or shape.window >= group.context_len)
+    out = scaled_dot_product_attention(
+        queries,
+        keys,
+        values,
+        attn_mask=None if causal else group.mask(shape.window, q.dtype),
+        is_causal=causal,
+        scale=shape.scale,
+        enable_gqa=True,
+    )
+    return out.transpose(1, 2).reshape(-1, shape.num_heads, head_dim)
+
+
+def _attend_softcapped(
+    shape: AttentionShape, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: GroupPlan
+) -> torch.Tensor:
+    """The same by matrix products, since the fused kernel has no place for the cap."""
+    heads = (group.num_seqs, group.query_len, shape.num_kv_heads, -1, shape.head_dim)
+    queries = q.view(heads).permute(0, 2, 3, 1, 4)  # [S, K, G, Q, D]
+    scores = queries @ keys.unsqueeze(2).transpose(-1, -2) * shape.scale  # [S, K, G, Q, C]
+    assert shape.softcap is not None
+    scores = shape.softcap * torch.tanh(scores / shape.softcap) + group.mask(shape.window, q.dtype).unsqueeze(1)
+    out = scores.softmax(dim=-1, dtype=torch.float32).to(q.dtype) @ values.unsqueeze(2)
+    return out.permute(0, 3, 1, 2, 4).reshape(-1, shape.num_heads, shape.head_dim)

@@ -1,0 +1,33 @@
+"""Which attention backend serves a model, and why the others do not."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from servekit.engine.attention.base import AttentionBackend, AttentionShape
+from servekit.engine.attention.reference import ReferenceAttention
+from servekit.engine.attention.sdpa import SdpaAttention
+from servekit.errors import ConfigError
+
+
+def attention_backends() -> dict[str, type[AttentionBackend[Any]]]:
+    """By name, best first; the reference is never chosen by itself."""
+    return {backend.name: backend for backend in (SdpaAttention, ReferenceAttention)}
+
+
+def select_attention(
+    choice: str, shapes: Iterable[AttentionShape], dtype: torch.dtype, device: torch.device
+) -> tuple[AttentionBackend[Any], str]:
+    """The backend and the reason for it. Raises ConfigError when the one asked for cannot serve some layer."""
+    layers = set(shapes)
+    refusals: list[str] = []
+    for name, backend in attention_backends().items():
+        if choice not in ("auto", name):
+            continue
+        reasons = sorted({reason for shape in layers for reason in backend.unsupported(shape, dtype, device)})
+        if not reasons:
+            why = "asked for" if choice == name else "the first that serves every layer on this device"
+            return backend(), "; ".join([f"{name}: {why}", *refusals])
+        refusals.append(f"{name} cannot: {', '.join(reasons)}")
+    raise ConfigError(f"--attention {choice}: {'; '.join(refusals) or 'no such backend'}", param="attention")

@@ -1,0 +1,171 @@
+"""Engine: the async facade over the engine thread. It must not know HTTP, and it computes nothing itself."""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from servekit.engine.core.request import Request, Update
+from servekit.engine.core.scheduler import Scheduler
+from servekit.engine.generation import Generation
+from servekit.engine.loop import Abort, Add, EngineLoop, LoopStats, Stop
+from servekit.engine.output import SamplingDefaults
+from servekit.engine.step import Runner
+from servekit.engine.tokenizer import Tokenizer
+from servekit.errors import InputError, OverloadedError, UnavailableError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """The loop's snapshot, and how many requests are in the engine's hands right now."""
+
+    loop: LoopStats
+    num_open: int
+
+
+class Engine:
+    """Requests in, text out. All methods but `__init__` belong to the event loop that called `start()`.
+
+    `vocab_size` is the model's (logits), which may be larger than the tokenizer's.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_name: str,
+        scheduler: Scheduler,
+        runner: Runner,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        max_model_len: int,
+        defaults: SamplingDefaults,
+        queue_limit: int,
+    ) -> None:
+        self.model_name = model_name
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.defaults = defaults
+        self._scheduler = scheduler
+        self._queue_limit = queue_limit
+        self._generations: dict[str, Generation] = {}
+        self._loop = EngineLoop(scheduler, runner, self._deliver, self._died)
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+        self._death: BaseException | None = None
+
+    def start(self) -> None:
+        """Start the engine thread; call it on the event loop that will use the engine."""
+        self._event_loop = asyncio.get_running_loop()
+        self._loop.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests are still being computed."""
+        return self._death is None and self._loop.is_alive
+
+    def generate(self, request: Request) -> Generation:
+        """Admit a request and return its answer as it is made.
+
+        Raises InputError and its kinds for a request that can never run, OverloadedError when the waiting line is
+        full, UnavailableError when the engine is stopping or dead; all before anything was computed.
+        """
+        if self._draining:
+            raise UnavailableError("the server is shutting down")
+        if not self.is_alive:
+            raise UnavailableError("the engine has stopped")
+        self._check(request)
+        if request.sampling.seed is None and not request.sampling.is_greedy:
+            request = replace(request, sampling=replace(request.sampling, seed=secrets.randbits(63)))
+        generation = Generation(request, self.tokenizer.detokenizer(), self._abort)
+        self._generations[request.request_id] = generation
+        self._idle.clear()
+        self._loop.send(Add(request))
+        return generation
+
+    async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Token ids of a raw prompt, made in a worker thread."""
+        return tuple(await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens))
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
+        """Token ids of a conversation through the model's chat template, made in a worker thread."""
+        ids = await asyncio.to_thread(self.tokenizer.encode_chat, messages, tools, **(template_kwargs or {}))
+        return tuple(ids)
+
+    def stats(self) -> EngineStats:
+        """Numbers as of the end of the last step."""
+        return EngineStats(self._loop.stats(), len(self._generations))
+
+    async def close(self, grace: float = 0.0) -> None:
+        """Refuse new requests, give the running ones `grace` seconds, then end the thread."""
+        self._draining = True
+        if grace > 0 and self._generations and self.is_alive:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), grace)
+        for generation in list(self._generations.values()):
+            generation.fail("the server is shutting down")
+        self._loop.send(Stop())
+        await asyncio.to_thread(self._loop.join)
+
+    def _check(self, request: Request) -> None:
+        if not request.prompt_token_ids:
+            raise InputError("the prompt is empty", param="prompt")
+        if min(request.prompt_token_ids) < 0 or max(request.prompt_token_ids) >= self.vocab_size:
+            raise InputError(f"the prompt has a token id outside 0 to {self.vocab_size - 1}", param="prompt")
+        for name, ids in (
+            ("logit_bias", request.sampling.logit_bias),
+            ("stop_token_ids", request.sampling.stop_token_ids),
+        ):
+            outside = next((i for i in ids if not 0 <= i < self.vocab_size), None)
+            if outside is not None:
+                raise InputError(f"{name}: token id {outside} is outside 0 to {self.vocab_size - 1}", param=name)
+        if request.request_id in self._generations:
+            raise InputError(f"the request id {request.request_id!r} is in use", param="request_id")
+        self._scheduler.check(request)
+        scheduler = self._scheduler.config
+        waiting = len(self._generations) - scheduler.max_num_seqs
+        if waiting >= self._queue_limit:
+            raise OverloadedError(f"{waiting} requests are waiting already, the most that --queue-limit allows")
+
+    def _abort(self, request_id: str) -> None:
+        self._forget(request_id)
+        self._loop.send(Abort(request_id))
+
+    def _forget(self, request_id: str) -> None:
+        self._generations.pop(request_id, None)
+        if not self._generations:
+            self._idle.set()
+
+    def _deliver(self, updates: list[Update]) -> None:
+        """Engine thread: one wake-up of the event loop for a whole step."""
+        if self._event_loop is not None and not self._event_loop.is_closed():
+            self._event_loop.call_soon_threadsafe(self._dispatch, updates)
+
+    def _dispatch(self, updates: list[Update]) -> None:
+        for update in updates:
+            generation = self._generations.get(update.request_id)
+            if generation is None:
+                continue
+            generation.push(update)
+            if generation.finished:
+                self._forget(update.request_id)
+
+    def _died(self, error: BaseException) -> None:
+        if self._event_loop is not None and not self._event_loop.is_closed():
+            self._event_loop.call_soon_threadsafe(self._bury, error)
+
+    def _bury(self, error: BaseException) -> None:
+        self._death = error
+        for generation in list(self._generations.values()):
+            generation.fail("the engine has stopped")
+            self._forget(generation.request.request_id)

@@ -1,0 +1,256 @@
+"""From a config to a running engine: the one place where all parts of the engine meet.
+
+In two halves, so that a server can refuse a broken model before its port opens: `open_model` reads headers only,
+`load_engine` reads the weights.
+"""
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from servekit.config import EngineConfig
+from servekit.engine.attention.base import AttentionBackend
+from servekit.engine.attention.select import select_attention
+from servekit.engine.auto import ComputeFacts, MemoryFacts, Reasons, resolve_compute, resolve_memory
+from servekit.engine.core.scheduler import Scheduler, SchedulerConfig
+from servekit.engine.device.base import Device
+from servekit.engine.device.probe import DTypeProbe, probe_dtypes
+from servekit.engine.device.select import select_device
+from servekit.engine.engine import Engine
+from servekit.engine.kv_cache import KvCache
+from servekit.engine.layers.linear import Dense
+from servekit.engine.models.build import Progress, attention_shapes, build_decoder
+from servekit.engine.models.gguf import GgufSource
+from servekit.engine.models.parameters import check_parameters, expected_parameters
+from servekit.engine.models.weights import SafetensorsSource, WeightSource
+from servekit.engine.output import SamplingDefaults
+from servekit.engine.runner import ModelRunner
+from servekit.engine.sampler import Sampler
+from servekit.engine.spec.decoder import DecoderSpec
+from servekit.engine.spec.families import read_decoder_spec
+from servekit.engine.tokenizer import Tokenizer
+from servekit.errors import ConfigError, ModelError
+from servekit.kvcalc.memory import PoolPlan, kv_block_bytes, plan_pool
+from servekit.kvcalc.model_shape import ModelShape, read_model_shape
+from servekit.store.resolve import LocalModel
+
+log = logging.getLogger("servekit.engine")
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    """A model whose files have been checked against each other, with its weights still on disk."""
+
+    files: LocalModel
+    config: Mapping[str, Any]
+    spec: DecoderSpec
+    shape: ModelShape
+    source: WeightSource
+    warnings: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine that has not been started, and what was decided on the way. `kv_bytes` is measured, `plan` promised."""
+
+    engine: Engine
+    config: EngineConfig
+    reasons: Reasons
+    plan: PoolPlan
+    device: Device
+    kv_bytes: int
+    weights_bytes: int
+    num_parameters: int
+    family: str
+    model_config: Mapping[str, Any]
+
+    def props(self) -> dict[str, Any]:
+        """What `GET /props` shows: the resolved config, why, and the KV pool."""
+        kv = {**asdict(self.plan), "dtype": self.config.kv_dtype, "allocated_bytes": self.kv_bytes}
+        return {
+            "model": self.engine.model_name,
+            "device": self.device.describe(),
+            "config": asdict(self.config),
+            "reasons": dict(self.reasons),
+            "kv": kv,
+            "sampling_defaults": asdict(self.engine.defaults),
+            "model_config": dict(self.model_config),
+        }
+
+
+def open_model(files: LocalModel) -> OpenModel:
+    """Read config and weight headers. Raises ModelError for anything that would keep the model from loading."""
+    config = read_json(files.directory / "config.json")
+    spec = read_decoder_spec(config)
+    shape = read_model_shape(config)
+    source: WeightSource = SafetensorsSource(files.directory) if files.weights is None else GgufSource(files.weights)
+    warnings = check_parameters(spec, source.shapes())
+    return OpenModel(files, config, spec, shape, source, warnings)
+
+
+def load_engine(model: OpenModel, config: EngineConfig, progress: Progress | None = None) -> LoadedEngine:
+    """Resolve every open choice, load the weights, size and allocate the KV pool.
+
+    Raises ConfigError for a choice that this machine or model cannot honour.
+    """
+    spec = model.spec
+    device, device_reason = select_device(config.device)
+    config, reasons = _resolve_compute(config, device, spec)
+    reasons["device"] = f"{device.kind}: {device_reason}"
+    assert config.threads is not None
+    assert config.max_model_len is not None
+    torch.set_num_threads(config.threads)
+    dtype = _DTYPES[config.dtype]
+    backend, reasons["attention"] = select_attention(
+        config.attention, attention_shapes(spec), dtype, device.torch_device
+    )
+    tokenizer = Tokenizer.from_directory(model.files.directory)
+    if tokenizer.vocab_size > spec.vocab_size:
+        raise ModelError(f"the tokenizer has {tokenizer.vocab_size} tokens, but the model only {spec.vocab_size}")
+    with torch.inference_mode():
+        decoder = build_decoder(
+            spec,
+            model.source,
+            linear=Dense(dtype, device.torch_device),
+            backend=backend,
+            dtype=dtype,
+            device=device.torch_device,
+            max_positions=config.max_model_len,
+            progress=progress,
+        )
+    model.source.close()
+
+    config, memory_reasons = _resolve_memory(config, device, backend, model.shape)
+    reasons |= memory_reasons
+    plan = _plan(config, model.shape)
+    cache = KvCache(
+        num_layers=spec.num_layers,
+        num_blocks=plan.num_blocks,
+        block_size=plan.block_size,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=_DTYPES[config.kv_dtype],
+        device=device.torch_device,
+    )
+    engine = Engine(
+        model_name=model.files.name,
+        scheduler=Scheduler(_scheduler_config(config, plan, tokenizer, model.files)),
+        runner=ModelRunner(decoder, cache, Sampler(tokenizer.eos_token_ids), device.torch_device),
+        tokenizer=tokenizer,
+        vocab_size=spec.vocab_size,
+        max_model_len=plan.max_model_len,
+        defaults=read_sampling_defaults(model.files.directory),
+        queue_limit=config.queue_limit,
+    )
+    return LoadedEngine(
+        engine=engine,
+        config=replace(config, attention=backend.name),  # type: ignore[arg-type]  # backends are named by the choices
+        reasons=reasons,
+        plan=plan,
+        device=device,
+        kv_bytes=cache.nbytes,
+        weights_bytes=decoder.nbytes,
+        num_parameters=sum(math.prod(shape) for shape in expected_parameters(spec).values()),
+        family=spec.family,
+        model_config=model.config,
+    )
+
+
+def read_sampling_defaults(directory: Path) -> SamplingDefaults:
+    """The model's advice in generation_config.json, if it has any. `do_sample: false` means greedy."""
+    file = directory / "generation_config.json"
+    advice = read_json(file) if file.is_file() else {}
+    found = {name: advice[name] for name in SamplingDefaults.__slots__ if advice.get(name) is not None}
+    wrong = [name for name, value in found.items() if isinstance(value, bool) or not isinstance(value, int | float)]
+    if wrong:
+        raise ModelError(f"generation_config.json: {wrong[0]} must be a number, not {found[wrong[0]]!r}")
+    return SamplingDefaults(**found)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object from a file of the model. Raises ModelError naming the file, not its folder."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file.name} cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise ModelError(f"{file.name} must be a JSON object")
+    return content
+
+
+def _resolve_compute(config: EngineConfig, device: Device, spec: DecoderSpec) -> tuple[EngineConfig, Reasons]:
+    context = spec.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > context:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len} is more than the model's context of {context}",
+            param="max_model_len",
+        )
+    torch.set_num_threads(config.threads or device.default_threads())
+    is_open = "auto" in (config.dtype, config.kv_dtype)
+    # A GPU of the supported kinds computes bfloat16 at least as fast; only a CPU has to be asked.
+    probe = probe_dtypes(device.torch_device) if is_open and device.kind == "cpu" else DTypeProbe(0.5, 0.5)
+    facts = ComputeFacts(
+        device=device.kind,
+        threads=device.default_threads(),
+        batched_tokens=device.default_batched_tokens,
+        linear_ratio=probe.linear_ratio,
+        attention_ratio=probe.attention_ratio,
+    )
+    return resolve_compute(config, facts, context)
+
+
+def _resolve_memory(
+    config: EngineConfig, device: Device, backend: AttentionBackend[Any], shape: ModelShape
+) -> tuple[EngineConfig, Reasons]:
+    block_size = config.block_size
+    if block_size is not None and block_size % backend.block_size_multiple:
+        raise ConfigError(
+            f"--block-size {block_size} is not a multiple of {backend.block_size_multiple}, "
+            f"which {backend.name} attention needs",
+            param="block_size",
+        )
+    facts = MemoryFacts(
+        free=device.free_memory(),
+        share=device.kv_share,
+        bytes_per_token=kv_block_bytes(shape, block_size=1, kv_dtype=config.kv_dtype),
+        block_size=backend.default_block_size,
+    )
+    return resolve_memory(config, facts)
+
+
+def _plan(config: EngineConfig, shape: ModelShape) -> PoolPlan:
+    assert config.kv_memory is not None
+    assert config.block_size is not None
+    assert config.max_model_len is not None
+    return plan_pool(
+        shape,
+        kv_memory=config.kv_memory,
+        block_size=config.block_size,
+        kv_dtype=config.kv_dtype,
+        max_model_len=config.max_model_len,
+    )
+
+
+def _scheduler_config(config: EngineConfig, plan: PoolPlan, tokenizer: Tokenizer, files: LocalModel) -> SchedulerConfig:
+    assert config.max_num_batched_tokens is not None
+    return SchedulerConfig(
+        max_num_seqs=config.parallel,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=plan.max_model_len,
+        num_blocks=plan.num_blocks,
+        block_size=plan.block_size,
+        policy=config.scheduling,
+        static_wait=config.static_wait,
+        enable_prefix_caching=config.prefix_cache,
+        eos_token_ids=tokenizer.eos_token_ids,
+        cache_seed=hashlib.sha256(f"{files.source}|{config.dtype}|{config.kv_dtype}".encode()).digest(),
+    )

@@ -1,0 +1,183 @@
+"""EngineLoop: the one thread that schedules and computes. It must not know text, HTTP or asyncio.
+
+Others talk to it through an inbox of plain messages and hear from it through one `deliver` call a step, so that the
+number of cross-thread wake-ups does not grow with the number of sequences.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from servekit.engine.core.request import FinishReason, Request, SampledToken, Update
+from servekit.engine.core.scheduler import ScheduleOutput, Scheduler, SchedulerStats
+from servekit.engine.step import Runner, StepTokens
+
+log = logging.getLogger("servekit.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """A request that the scheduler's `check` has admitted."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The client has gone, or its text has matched a stop string."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the thread; what is still running is finished with ABORT."""
+
+
+Message = Add | Abort | Stop
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStats:
+    """A snapshot taken between two steps. Seconds: `model_seconds` inside the runner, `step_seconds` of whole steps."""
+
+    scheduler: SchedulerStats
+    num_steps: int
+    num_batched_tokens: int
+    model_seconds: float
+    step_seconds: float
+
+
+class EngineLoop:
+    """Runs `scheduler` and `runner` on its own thread and hands every step's updates to `deliver` in one call.
+
+    `deliver` is called on the engine thread; `on_death` once, if the thread ends by a fault of ours.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        deliver: Callable[[list[Update]], None],
+        on_death: Callable[[BaseException], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._deliver = deliver
+        self._on_death = on_death
+        self._inbox: deque[Message] = deque()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._num_steps = 0
+        self._num_batched_tokens = 0
+        self._model_seconds = 0.0
+        self._step_seconds = 0.0
+        self._stats = self._snapshot()
+        self._thread = threading.Thread(target=self._run, name="servekit-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def send(self, message: Message) -> None:
+        """Put a message into the inbox, from any thread; it takes effect between two steps."""
+        self._inbox.append(message)
+        self._wake.set()
+
+    def stats(self) -> LoopStats:
+        """The numbers as of the end of the last step."""
+        return self._stats
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the thread to end after a Stop."""
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._take_inbox()
+                self._step()
+                self._stats = self._snapshot()
+            self._deliver(self._scheduler.finish_all(FinishReason.ABORT))
+            self._stats = self._snapshot()
+        except BaseException as error:  # the thread's last word: nobody above it could report this
+            log.exception("the engine thread has died")
+            self._on_death(error)
+        finally:
+            self._runner.close()
+
+    def _take_inbox(self) -> None:
+        """Handle every message that is there; sleep first when there is nothing to compute."""
+        if not self._inbox and not self._scheduler.has_work:
+            self._wake.wait()
+        self._wake.clear()
+        while self._inbox:
+            message = self._inbox.popleft()
+            if isinstance(message, Add):
+                self._scheduler.add(message.request, time.monotonic())
+            elif isinstance(message, Abort):
+                self._scheduler.abort(message.request_id)
+            else:
+                self._stopping = True
+
+    def _step(self) -> None:
+        began = time.monotonic()
+        output = self._scheduler.schedule(began)
+        if output.is_empty:
+            deadline = self._scheduler.next_deadline()
+            if deadline is not None and not self._stopping:
+                self._wake.wait(max(0.0, deadline - began))
+            return
+        model_began = time.monotonic()
+        failures: list[Update] = []
+        try:
+            tokens: StepTokens = self._runner.step(output).get()
+        except Exception:
+            log.exception("a step with %d sequences failed; computing them one by one", len(output.scheduled))
+            tokens, failures = self._step_one_by_one(output)
+        now = time.monotonic()
+        self._model_seconds += now - model_began
+        updates = self._scheduler.apply(output, tokens, now) + failures
+        if updates:
+            self._deliver(updates)
+        self._num_steps += 1
+        self._num_batched_tokens += output.num_batched_tokens
+        self._step_seconds += time.monotonic() - began
+
+    def _step_one_by_one(self, output: ScheduleOutput) -> tuple[StepTokens, list[Update]]:
+        """Compute each sequence of a failed step alone, so that only those that really fail are lost.
+
+        Safe to repeat: a step writes the same keys and values into the same slots. A failed sequence is aborted here,
+        and the scheduler ignores the token that stands in for its own.
+        """
+        tokens: list[SampledToken | None] = []
+        failures: list[Update] = []
+        for scheduled in output.scheduled:
+            alone = replace(output, scheduled=(scheduled,), num_batched_tokens=scheduled.num_new_tokens)
+            try:
+                tokens.append(self._runner.step(alone).get()[0])
+            except Exception:
+                request_id = scheduled.seq.request.request_id
+                log.exception("request %s fails on its own", request_id)
+                self._scheduler.abort(request_id)
+                error = "the model could not compute this request"
+                failures.append(Update(request_id, finish_reason=FinishReason.ERROR, error=error))
+                tokens.append(SampledToken(0) if scheduled.needs_sample else None)
+        return tokens, failures
+
+    def _snapshot(self) -> LoopStats:
+        return LoopStats(
+            scheduler=self._scheduler.stats(),
+            num_steps=self._num_steps,
+            num_batched_tokens=self._num_batched_tokens,
+            model_seconds=self._model_seconds,
+            step_seconds=self._step_seconds,
+        )

@@ -1,0 +1,125 @@
+"""Puts a decoder together from a spec and a checkpoint. Every expected tensor is taken once; nothing else is read."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from servekit.engine.attention.base import AttentionBackend, AttentionShape
+from servekit.engine.layers.linear import DenseLinear, Linear, LinearFormat
+from servekit.engine.layers.mlp import GatedMLP
+from servekit.engine.layers.norm import RMSNorm
+from servekit.engine.layers.rope import RotaryTable
+from servekit.engine.models.decoder import Decoder, DecoderLayer
+from servekit.engine.models.parameters import canonical_name
+from servekit.engine.models.weights import WeightSource
+from servekit.engine.spec.decoder import DecoderSpec
+from servekit.engine.spec.rope import RopeSpec
+
+Progress = Callable[[int, int], None]
+"""Called with layers done and layers in all."""
+
+
+def attention_shapes(spec: DecoderSpec) -> list[AttentionShape]:
+    """What each layer asks of the attention backend."""
+    return [
+        AttentionShape(
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            scale=spec.attention_scale,
+            window=window,
+            softcap=spec.attention_softcap,
+        )
+        for window in spec.windows
+    ]
+
+
+def build_decoder(
+    spec: DecoderSpec,
+    source: WeightSource,
+    *,
+    linear: LinearFormat,
+    backend: AttentionBackend[Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    max_positions: int,
+    progress: Progress | None = None,
+) -> Decoder:
+    """The decoder with its weights on `device`. `check_parameters` has passed, so every name is there."""
+    builder = _Builder(spec, source, linear, dtype, device)
+    rotaries: dict[RopeSpec, RotaryTable] = {}
+    for rope in spec.ropes:
+        if rope not in rotaries:
+            rotaries[rope] = RotaryTable(rope, spec.head_dim, max_positions, dtype=dtype, device=device)
+    layers = []
+    for index, (shape, rope) in enumerate(zip(attention_shapes(spec), spec.ropes, strict=True)):
+        layers.append(builder.layer(index, shape, rotaries[rope]))
+        if progress is not None:
+            progress(index + 1, spec.num_layers)
+    embedding = builder.tensor("model.embed_tokens.weight")
+    head: Linear = DenseLinear(embedding) if spec.tie_embeddings else builder.linear(["lm_head"], has_bias=False)
+    return Decoder(
+        spec,
+        embedding=embedding,
+        layers=layers,
+        final_norm=builder.norm("model.norm"),
+        head=head,
+        backend=backend,
+    )
+
+
+class _Builder:
+    """Names of the checkpoint -> layers of the decoder."""
+
+    def __init__(
+        self, spec: DecoderSpec, source: WeightSource, linear: LinearFormat, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._spec = spec
+        self._source = source
+        self._linear = linear
+        self._dtype = dtype
+        self._device = device
+        self._names = {plain: name for name in source.shapes() if (plain := canonical_name(name)) is not None}
+
+    def layer(self, index: int, shape: AttentionShape, rotary: RotaryTable) -> DecoderLayer:
+        """Block `index`. In the families with norms on both sides, `post_attention_layernorm` is the attention's own;
+        in the others it is the one before the MLP."""
+        spec, name = self._spec, f"model.layers.{index}."
+        both = spec.post_norms
+        return DecoderLayer(
+            attention=shape,
+            rotary=rotary,
+            input_norm=self.norm(name + "input_layernorm"),
+            qkv=self.linear([f"{name}self_attn.{part}_proj" for part in "qkv"], has_bias=spec.qkv_bias),
+            qk_norm=self._qk_norm(name) if spec.qk_norm else None,
+            output=self.linear([f"{name}self_attn.o_proj"], has_bias=spec.output_bias),
+            post_attention_norm=self.norm(name + "post_attention_layernorm") if both else None,
+            mlp_norm=self.norm(name + ("pre_feedforward_layernorm" if both else "post_attention_layernorm")),
+            mlp=GatedMLP(
+                self.linear([f"{name}mlp.gate_proj", f"{name}mlp.up_proj"], has_bias=spec.mlp_bias),
+                self.linear([f"{name}mlp.down_proj"], has_bias=spec.mlp_bias),
+                spec.activation,
+            ),
+            post_mlp_norm=self.norm(name + "post_feedforward_layernorm") if both else None,
+        )
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """One tensor in the compute dtype, in memory of its own (the file may be unmapped)."""
+        return self._source.load(self._names[name]).to(self._device, self._dtype, copy=True)
+
+    def norm(self, name: str) -> RMSNorm:
+        """The norm `name`."""
+        return RMSNorm(self.tensor(f"{name}.weight"), self._spec.norm_eps, offset=self._spec.norm_offset)
+
+    def linear(self, names: list[str], *, has_bias: bool) -> Linear:
+        """The projections `names`, stacked into one."""
+        weights = [self._source.load(self._names[f"{name}.weight"]) for name in names]
+        biases = [self._source.load(self._names[f"{name}.bias"]) for name in names] if has_bias else None
+        return self._linear.build(weights, biases)
+
+    def _qk_norm(self, layer: str) -> RMSNorm:
+        spec = self._spec
+        q, k = (self.tensor(f"{layer}self_attn.{part}_norm.weight") for part in "qk")
+        weight = torch.cat((q.expand(spec.num_heads, -1), k.expand(spec.num_kv_heads, -1)))
+        return RMSNorm(weight, spec.norm_eps, offset=spec.norm_offset)

@@ -1,0 +1,50 @@
+"""The seam between the engine loop and whatever computes a step: a model on a device, or a test double.
+
+It imports no torch, so that the loop, the facade and the server run in tests without a model.
+"""
+
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+from servekit.engine.core.request import SampledToken
+from servekit.engine.core.scheduler import ScheduleOutput
+from servekit.engine.device.lazy import LazyResult, Ready
+
+StepTokens = Seq[SampledToken | None]
+"""One entry for each scheduled sequence; None where its prefill is not finished yet."""
+
+
+class Runner(Protocol):
+    """Computes one step. `step` may return before the device is done; `close` frees what it holds."""
+
+    def step(self, output: ScheduleOutput) -> LazyResult[StepTokens]: ...
+
+    def close(self) -> None: ...
+
+
+class FakeRunner:
+    """A Runner without a model: token i of an answer is the prompt's token i, over and over.
+
+    So an answer proves which prompt it belongs to. `fail_on` makes every step that contains that prompt token raise,
+    as a broken request would.
+    """
+
+    def __init__(self, *, fail_on: int | None = None) -> None:
+        self._fail_on = fail_on
+        self.num_steps = 0
+
+    def step(self, output: ScheduleOutput) -> LazyResult[StepTokens]:
+        """Echo the next prompt token of every sequence whose prefill is complete."""
+        self.num_steps += 1
+        tokens: list[SampledToken | None] = []
+        for scheduled in output.scheduled:
+            seq = scheduled.seq
+            prompt = seq.request.prompt_token_ids
+            if self._fail_on is not None and self._fail_on in prompt:
+                raise RuntimeError(f"token {self._fail_on} cannot be computed")
+            index = seq.num_tokens - seq.num_prompt_tokens
+            tokens.append(SampledToken(prompt[index % len(prompt)]) if scheduled.needs_sample else None)
+        return Ready(tokens)
+
+    def close(self) -> None:
+        """Nothing is held."""

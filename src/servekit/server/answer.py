@@ -1,0 +1,122 @@
+"""The way of one generating request: read, check, encode, admit, answer. Everything that can refuse it comes first.
+
+It must not know the fields or the shape of either route; a plan has them.
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from servekit.engine.core.request import Request, SamplingParams
+from servekit.errors import InputError
+from servekit.server.access_log import RequestRecord, request_record
+from servekit.server.body import decode_body, ignored_header, read_body
+from servekit.server.call import Call
+from servekit.server.connection import while_connected
+from servekit.server.errors import ModelNotFoundError
+from servekit.server.params import for_choice
+from servekit.server.schema import GenerationBody
+from servekit.server.shape import AnswerHead, Shape
+from servekit.server.state import EngineFacade, ServerState
+from servekit.server.stream import EventStream
+
+MAX_MODEL_CHARS = 100
+
+B = TypeVar("B", bound=GenerationBody)
+
+
+class Plan(Protocol):
+    """A validated request of one route. `prompt_param` is the field that errors about the prompt name."""
+
+    id_prefix: str
+    prompt_param: str
+    params: SamplingParams
+
+    async def encode(self) -> list[tuple[int, ...]]:
+        """The token ids of every prompt."""
+        ...
+
+    def shape(self, head: AnswerHead, prompts: Sequence[tuple[int, ...]], *, include_usage: bool) -> Shape:
+        """How the answer to the encoded prompts is written."""
+        ...
+
+
+async def answer(
+    request: HttpRequest, state: ServerState, kind: type[B], plan_for: Callable[[B, EngineFacade], Plan]
+) -> Response:
+    """Answer one request, streamed or whole.
+
+    Raises ServekitError, before the first byte is sent, and ClientDisconnect when there is nobody left to answer.
+    """
+    engine = state.ready_engine()
+    body, ignored = decode_body(await read_body(request, state.body_limit), kind)
+    check_model(body.model, state)
+    if body.stream_options is not None and not body.stream:
+        raise InputError("stream_options needs stream: true", param="stream_options")
+    plan = plan_for(body, engine)
+    prompts = await while_connected(request.receive, plan.encode())
+
+    record = request_record(request)
+    head = AnswerHead(f"{plan.id_prefix}{uuid.uuid4().hex}", int(time.time()), state.model_name)
+    include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    shape = plan.shape(head, prompts, include_usage=include_usage)
+    headers = {"x-servekit-ignored": ignored_header(ignored)} if ignored else {}
+    call = await _admit(state, body, plan, prompts, head.id, record)
+    if body.stream:
+        return EventStream(
+            call,
+            shape,
+            headers=headers,
+            ping_interval=state.ping_interval,
+            on_end=lambda end: record.note(state.model_name, call, end),
+        )
+    try:
+        choices = await while_connected(request.receive, call.collect())
+        return Response(shape.body(call, choices), headers=headers, media_type="application/json")
+    finally:
+        await call.close()
+        record.note(state.model_name, call)
+
+
+def check_model(name: str | None, state: ServerState) -> None:
+    """Raise ModelNotFoundError unless `name` is the served model's, letter by letter, or absent."""
+    if name is not None and name != state.model_name:
+        shown = name if len(name) <= MAX_MODEL_CHARS else f"{name[:MAX_MODEL_CHARS]}..."
+        raise ModelNotFoundError(
+            f"the model {shown!r} is not served here", hint=f"this server serves {state.model_name!r}", param="model"
+        )
+
+
+async def _admit(
+    state: ServerState,
+    body: GenerationBody,
+    plan: Plan,
+    prompts: list[tuple[int, ...]],
+    call_id: str,
+    record: RequestRecord,
+) -> Call:
+    """One engine request for every choice of every prompt."""
+    num_choices = body.n or 1
+    requests = [
+        Request(
+            request_id=f"{call_id}-{prompt_index * num_choices + i}",
+            prompt_token_ids=prompt,
+            sampling=for_choice(plan.params, i),
+            arrival_time=record.arrival,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+        )
+        for prompt_index, prompt in enumerate(prompts)
+        for i in range(num_choices)
+    ]
+    try:
+        return await Call.admit(state, requests, num_choices)
+    except InputError as error:
+        # The engine knows a prompt, not the field that it came in.
+        if error.param in ("messages", "prompt"):
+            error.param = plan.prompt_param
+        raise

@@ -1,0 +1,88 @@
+"""The routes, and the app that serves them. It must not know how the engine is loaded or how the socket is bound."""
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from servekit.errors import ServekitError
+from servekit.server.access_log import AccessLog
+from servekit.server.answer import answer, check_model
+from servekit.server.chat import ChatPlan
+from servekit.server.completions import CompletionPlan
+from servekit.server.errors import handle_disconnect, handle_http_exception, handle_servekit_error
+from servekit.server.schema import ChatBody, CompletionBody
+from servekit.server.state import ServerState
+
+
+def create_app(state: ServerState) -> Starlette:
+    """The ASGI app over `state`, which its owner fills in and changes while the app runs."""
+    routes = Routes(state)
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", routes.chat, methods=["POST"]),
+            Route("/v1/completions", routes.completions, methods=["POST"]),
+            Route("/v1/models", routes.models, methods=["GET"]),
+            Route("/v1/models/{model_id:path}", routes.model, methods=["GET"]),
+            Route("/health", routes.health, methods=["GET"]),
+            Route("/props", routes.props, methods=["GET"]),
+        ],
+        middleware=[Middleware(AccessLog)],
+        exception_handlers={
+            ServekitError: handle_servekit_error,
+            HTTPException: handle_http_exception,
+            ClientDisconnect: handle_disconnect,
+        },
+    )
+    # A redirect would be made from the Host header, which is the client's word.
+    app.router.redirect_slashes = False
+    return app
+
+
+class Routes:
+    """One method a route."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def chat(self, request: Request) -> Response:
+        """Continue a conversation."""
+        return await answer(request, self._state, ChatBody, ChatPlan)
+
+    async def completions(self, request: Request) -> Response:
+        """Continue raw prompts."""
+        return await answer(request, self._state, CompletionBody, CompletionPlan)
+
+    async def models(self, request: Request) -> Response:
+        """The list of served models, which is one."""
+        return _json({"object": "list", "data": [self._model_fields()]})
+
+    async def model(self, request: Request) -> Response:
+        """The served model, if the path names it."""
+        check_model(request.path_params["model_id"], self._state)
+        return _json(self._model_fields())
+
+    async def health(self, request: Request) -> Response:
+        """200 when requests are taken, 503 with one word otherwise."""
+        status = self._state.status
+        return _json({"status": status}, 200 if status == "ok" else 503)
+
+    async def props(self, request: Request) -> Response:
+        """What the server resolved its configuration to."""
+        return _json(self._state.props)
+
+    def _model_fields(self) -> dict[str, object]:
+        return {
+            "id": self._state.model_name,
+            "object": "model",
+            "created": self._state.created,
+            "owned_by": "servekit",
+            "max_model_len": self._state.ready_engine().max_model_len,
+        }
+
+
+def _json(fields: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(fields), status, media_type="application/json")

@@ -1,0 +1,127 @@
+"""`/v1/chat/completions`: what its body means to the engine, and what its answer looks like."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from servekit.engine.core.request import SamplingParams, TokenLogprob
+from servekit.engine.output import Chunk, Usage
+from servekit.errors import InputError
+from servekit.server.call import Call, CollectedChoice
+from servekit.server.logprobs import chat_logprobs
+from servekit.server.messages import template_messages
+from servekit.server.params import sampling_params
+from servekit.server.schema import ChatBody
+from servekit.server.shape import AnswerHead, EventWriter, whole_body
+from servekit.server.state import EngineFacade, TokenNames
+
+
+class ChatPlan:
+    """One chat request, validated: its prompt, its sampling, and the shape of its answer. Raises InputError."""
+
+    id_prefix = "chatcmpl-"
+    prompt_param = "messages"
+
+    def __init__(self, body: ChatBody, engine: EngineFacade) -> None:
+        if body.top_logprobs is not None and not body.logprobs:
+            raise InputError("top_logprobs needs logprobs: true", param="top_logprobs")
+        self._body = body
+        self._engine = engine
+        self._messages = template_messages(body.messages)
+        self.params: SamplingParams = sampling_params(
+            body,
+            engine.defaults,
+            max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        )
+
+    async def encode(self) -> list[tuple[int, ...]]:
+        """The one prompt's token ids."""
+        return [await self._engine.encode_chat(self._messages)]
+
+    def shape(self, head: AnswerHead, prompts: Sequence[tuple[int, ...]], *, include_usage: bool) -> "ChatShape":
+        """How the answer is written."""
+        return ChatShape(
+            head,
+            prompts[0] if self._body.return_token_ids else None,
+            self._engine.tokenizer if self._body.logprobs else None,
+            include_usage=include_usage,
+        )
+
+
+class ChatShape:
+    """The chat shape. `prompt_token_ids` None leaves out all token ids, `names` None all log-probabilities."""
+
+    def __init__(
+        self,
+        head: AnswerHead,
+        prompt_token_ids: tuple[int, ...] | None,
+        names: TokenNames | None,
+        *,
+        include_usage: bool,
+    ) -> None:
+        self._head = head
+        self._prompt_token_ids = prompt_token_ids
+        self._names = names
+        self._writer = EventWriter(head, "chat.completion.chunk", include_usage=include_usage)
+
+    def opening(self, index: int) -> bytes:
+        """The event that names the role."""
+        choice = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % index
+        if self._prompt_token_ids is not None and index == 0:
+            return self._writer.event(choice, prompt_token_ids=self._prompt_token_ids)
+        return self._writer.event(choice)
+
+    def delta(self, index: int, chunk: Chunk) -> bytes:
+        """The new content, then the finish with an empty delta."""
+        events = b""
+        if chunk.text or (chunk.token_ids and (self._names or self._prompt_token_ids is not None)):
+            choice = b"".join(
+                (
+                    b'{"index":%d,"delta":{"content":' % index,
+                    msgspec.json.encode(chunk.text),
+                    b'},"logprobs":',
+                    msgspec.json.encode(self._logprobs(chunk.logprobs)) if self._names else b"null",
+                    b',"finish_reason":null',
+                    b"" if self._prompt_token_ids is None else b',"token_ids":' + msgspec.json.encode(chunk.token_ids),
+                    b"}",
+                )
+            )
+            events = self._writer.event(choice)
+        if chunk.finish_reason is not None:
+            finish = {
+                "index": index,
+                "delta": {},
+                "logprobs": None,
+                "finish_reason": chunk.finish_reason,
+                "stop_reason": chunk.stop_reason,
+            }
+            events += self._writer.finish(msgspec.json.encode(finish), chunk)
+        return events
+
+    def usage(self, usage: Usage) -> bytes:
+        """The event with the token counts."""
+        return self._writer.usage(usage)
+
+    def body(self, call: Call, choices: Sequence[CollectedChoice]) -> bytes:
+        """The `chat.completion` object."""
+        rows = [self._choice(index, choice) for index, choice in enumerate(choices)]
+        if self._prompt_token_ids is None:
+            return whole_body(self._head, "chat.completion", call, rows)
+        return whole_body(self._head, "chat.completion", call, rows, prompt_token_ids=self._prompt_token_ids)
+
+    def _choice(self, index: int, choice: CollectedChoice) -> dict[str, Any]:
+        row: dict[str, Any] = {
+            "index": index,
+            "message": {"role": "assistant", "content": choice.text},
+            "logprobs": self._logprobs(choice.logprobs),
+            "finish_reason": choice.last.finish_reason,
+            "stop_reason": choice.last.stop_reason,
+        }
+        if self._prompt_token_ids is not None:
+            row["token_ids"] = choice.token_ids
+        return row
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        return None if self._names is None else chat_logprobs(logprobs, self._names)

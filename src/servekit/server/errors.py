@@ -1,0 +1,85 @@
+"""How an error looks over HTTP: the OpenAI body, the status and the headers. It must not know which route failed."""
+
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from servekit.errors import ContextLengthError, EngineError, InputError, NotFoundError, OverloadedError, ServekitError
+
+CLIENT_CLOSED_STATUS = 499
+"""What the log says of a request whose client went away; nobody is left to read it."""
+
+
+class BodyTooLargeError(InputError):
+    """The request body is larger than the server reads."""
+
+    http_status = 413
+    code = "body_too_large"
+
+
+class MethodNotAllowedError(InputError):
+    """The route exists, but not for this method."""
+
+    http_status = 405
+    code = "method_not_allowed"
+
+
+class ModelNotFoundError(NotFoundError):
+    """The request names a model that this server does not serve."""
+
+    code = "model_not_found"
+
+
+def error_body(error: ServekitError) -> bytes:
+    """`{"error": {message, type, param, code}}`; the hint is the message's last sentence."""
+    message = error.message
+    if error.hint:
+        message = f"{message.rstrip('.')}. {error.hint[0].upper()}{error.hint[1:].rstrip('.')}."
+    fields: dict[str, Any] = {"message": message, "type": error.error_type, "param": error.param, "code": error.code}
+    if isinstance(error, ContextLengthError):
+        fields["n_prompt_tokens"] = error.num_prompt_tokens
+        fields["n_ctx"] = error.max_model_len
+    return msgspec.json.encode({"error": fields})
+
+
+def error_response(error: ServekitError) -> Response:
+    """The whole answer to a request that failed before its first byte was sent."""
+    headers = {}
+    if isinstance(error, OverloadedError):
+        headers["retry-after"] = str(error.retry_after_s)
+    if isinstance(error, BodyTooLargeError):
+        # The rest of the body is still under way and will not be read.
+        headers["connection"] = "close"
+    return Response(error_body(error), error.http_status, headers, media_type="application/json")
+
+
+def internal_error() -> EngineError:
+    """What a client is told of an exception nobody expected; the log has the rest."""
+    return EngineError("an unexpected error on the server", hint="see the server's log")
+
+
+def handle_servekit_error(request: Request, error: Exception) -> Response:
+    """Exception handler of the app for ServekitError."""
+    assert isinstance(error, ServekitError)
+    return error_response(error)
+
+
+def handle_http_exception(request: Request, error: Exception) -> Response:
+    """Exception handler of the app for what the router itself refuses (no such route, wrong method)."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == NotFoundError.http_status:
+        return error_response(NotFoundError("there is no such route"))
+    if error.status_code == MethodNotAllowedError.http_status:
+        response = error_response(MethodNotAllowedError(f"this route does not take {request.method}"))
+        response.headers.update(error.headers or {})
+        return response
+    return error_response(InputError(error.detail))
+
+
+def handle_disconnect(request: Request, error: Exception) -> Response:
+    """Exception handler of the app for a client that went away."""
+    assert isinstance(error, ClientDisconnect)
+    return Response(status_code=CLIENT_CLOSED_STATUS)

@@ -1,0 +1,164 @@
+"""The life of the server process: bind, check the model, answer 503, load, serve, drain, exit.
+
+The socket is bound before anything slow happens, so a taken port is known at once; it is listened on only when the
+model's files have passed their checks, so a broken model never answers.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import TypeVar, cast
+
+import uvicorn
+
+from servekit.config import EngineConfig, ServeConfig
+from servekit.engine.load import LoadedEngine, OpenModel, load_engine
+from servekit.errors import EngineError, ServekitError
+from servekit.server.app import create_app
+from servekit.server.state import ServerState
+
+log = logging.getLogger("servekit.server")
+
+T = TypeVar("T")
+
+_EXIT_MARGIN = 1
+"""Seconds beyond the grace time in which error frames are written and connections closed."""
+_POLL_INTERVAL = 0.1
+
+
+class ServerProcess:
+    """Serves one model on one socket until a signal ends it. `announce` is told when the engine is ready."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        model: OpenModel,
+        engine_config: EngineConfig,
+        serve_config: ServeConfig,
+        announce: Callable[[LoadedEngine], None],
+    ) -> None:
+        self._sock = sock
+        self._model = model
+        self._engine_config = engine_config
+        self._serve_config = serve_config
+        self._announce = announce
+        self._state = ServerState(
+            model_name=serve_config.served_model_name or model.files.name,
+            body_limit=serve_config.max_body,
+            ping_interval=serve_config.sse_ping_interval,
+        )
+        self._loaded: LoadedEngine | None = None
+        self._failure: ServekitError | None = None
+
+    def run(self) -> None:
+        """Serve. Returns after a signal has drained the server; raises what kept it from serving."""
+        factory = asyncio.new_event_loop
+        if sys.platform != "win32":
+            import uvloop
+
+            factory = uvloop.new_event_loop
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(self._serve())
+        if self._failure is not None:
+            raise self._failure
+
+    async def _serve(self) -> None:
+        config = uvicorn.Config(
+            create_app(self._state),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            # The grace is over when uvicorn begins to count: `_watch` has waited for the answers.
+            timeout_graceful_shutdown=_EXIT_MARGIN,
+        )
+        server = _SignalledServer(config, on_signal=lambda: self._drain(server))
+        work = asyncio.create_task(self._load_and_watch(server))
+        await server.serve(sockets=[self._sock])
+        work.cancel()
+        if self._loaded is not None:
+            await self._loaded.engine.close()
+
+    def _drain(self, server: "_SignalledServer") -> None:
+        """The first signal: refuse new requests. With nothing loaded yet there is nothing to wait for."""
+        self._state.draining = True
+        if self._loaded is None:
+            server.should_exit = True
+
+    async def _load_and_watch(self, server: "_SignalledServer") -> None:
+        try:
+            loaded = await _in_daemon_thread(lambda: load_engine(self._model, self._engine_config))
+        except ServekitError as error:
+            self._failure = error
+        except Exception as error:
+            log.exception("loading failed")
+            self._failure = EngineError(f"the model could not be loaded: {type(error).__name__}: {error}")
+        else:
+            self._loaded = loaded
+            loaded.engine.start()
+            self._state.props = loaded.props()
+            self._state.engine = loaded.engine
+            self._announce(loaded)
+            await self._watch(loaded)
+        if self._failure is not None:
+            self._state.load_error = self._failure.message
+        server.should_exit = True
+
+    async def _watch(self, loaded: LoadedEngine) -> None:
+        """Return when the engine has died, or when a signal came and the running answers have had their grace."""
+        while loaded.engine.is_alive and not self._state.draining:
+            await asyncio.sleep(_POLL_INTERVAL)
+        if self._state.draining:
+            await loaded.engine.close(self._serve_config.grace)
+        else:
+            self._failure = EngineError("the engine has stopped", hint="the log above says why")
+
+
+class _SignalledServer(uvicorn.Server):
+    """uvicorn, but the first signal only tells `on_signal`, and the second ends the process on the spot."""
+
+    def __init__(self, config: uvicorn.Config, on_signal: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_signal = on_signal
+        self._signalled = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The handler of SIGINT and SIGTERM."""
+        if self._signalled:
+            os._exit(128 + sig)
+        self._signalled = True
+        log.info("%s: finishing what runs; again to exit at once", signal.Signals(sig).name)
+        self._on_signal()
+
+
+async def _in_daemon_thread(work: Callable[[], T]) -> T:
+    """Like asyncio.to_thread, but a signal need not wait for the work to end before the process may exit."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: Exception | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(cast(T, result))
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except Exception as caught:
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the event loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="servekit-load", daemon=True).start()
+    return await future

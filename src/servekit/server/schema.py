@@ -1,0 +1,105 @@
+"""The request bodies this server honours, field by field. It must not know what a field does.
+
+Every optional field may be null, which means absent. A constraint stands here only where no engine type holds it:
+ranges of sampling values belong to SamplingParams. `user` and `metadata` describe the request to the client's own
+systems; they are accepted and change nothing.
+"""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from servekit.engine.core.request import MAX_TOP_LOGPROBS
+
+MAX_CHOICES = 64
+"""Most choices one request may ask for, over all its prompts."""
+
+MAX_STOP_STRINGS = 16
+
+_Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+"""What tensors and other languages can hold; JSON itself has no limit."""
+
+_TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+
+
+class StreamOptions(Struct, kw_only=True):
+    """`include_usage` adds one last chunk with the token counts."""
+
+    include_usage: bool | None = None
+
+
+class GenerationBody(Struct, kw_only=True):
+    """The fields that both generating routes share."""
+
+    model: str | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: list[int] | None = None
+    max_tokens: _Int64 | None = None
+    min_tokens: _Int64 | None = None
+    ignore_eos: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: _Int64 | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    priority: _Int64 | None = None
+    cache_salt: str | None = None
+    return_token_ids: bool | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class ContentPart(Struct, kw_only=True):
+    """One part of a message's content."""
+
+    type: str
+    text: str | None = None
+
+
+class FunctionCall(Struct, kw_only=True):
+    """A call a model made earlier: `arguments` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, kw_only=True):
+    """An earlier answer's call, replayed as history."""
+
+    function: FunctionCall
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+
+class Message(Struct, kw_only=True):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class ChatBody(GenerationBody, kw_only=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: _TopLogprobs | None = None
+
+
+class CompletionBody(GenerationBody, kw_only=True):
+    """`POST /v1/completions`. A list of prompts is all strings, all token ids (one prompt) or all lists of them."""
+
+    prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
+    echo: bool | None = None
+    logprobs: _TopLogprobs | None = None

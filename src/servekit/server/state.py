@@ -1,0 +1,97 @@
+"""What the HTTP room knows of the server: its settings, and the engine once there is one.
+
+The protocols say what it needs of an engine, so that it can be tested without one. It must not know how the engine
+makes a token.
+"""
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from servekit.engine.core.request import Request
+from servekit.engine.output import Chunk, SamplingDefaults
+from servekit.errors import UnavailableError
+
+
+class TokenNames(Protocol):
+    """Single token ids as text and as bytes, for log-probabilities and echoed prompts."""
+
+    def token_text(self, token_id: int, /) -> str: ...
+
+    def token_bytes(self, token_id: int, /) -> bytes: ...
+
+
+class Generation(Protocol):
+    """The answer to one engine request as it is made; `aclose` before its end aborts the request."""
+
+    def __aiter__(self) -> AsyncIterator[Chunk]: ...
+
+    async def aclose(self) -> None: ...
+
+
+class EngineFacade(Protocol):
+    """What the routes call. `generate` admits or refuses at once, before anything is computed."""
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def tokenizer(self) -> TokenNames: ...
+
+    @property
+    def defaults(self) -> SamplingDefaults: ...
+
+    @property
+    def is_alive(self) -> bool: ...
+
+    def generate(self, request: Request, /) -> Generation: ...
+
+    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], /) -> tuple[int, ...]: ...
+
+    async def encode_text(self, text: str, /) -> tuple[int, ...]: ...
+
+
+@dataclass(slots=True)
+class ServerState:
+    """Shared by the routes and by whoever loads and ends the engine.
+
+    `engine` is None while the model loads; `load_error` says why it never will be there. `draining` is set when the
+    server stops taking requests. `created` is in seconds since the epoch, `body_limit` in bytes, `ping_interval` in
+    seconds. `props` is what `GET /props` shows.
+    """
+
+    model_name: str
+    engine: EngineFacade | None = None
+    load_error: str | None = None
+    draining: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
+    props: dict[str, Any] = field(default_factory=dict)
+    body_limit: int = 8 * 2**20
+    ping_interval: float = 15.0
+
+    @property
+    def status(self) -> str:
+        """One word for `/health`: loading, failed, draining, dead or ok."""
+        if self.load_error is not None:
+            return "failed"
+        if self.draining:
+            return "draining"
+        if self.engine is None:
+            return "loading"
+        return "ok" if self.engine.is_alive else "dead"
+
+    def ready_engine(self) -> EngineFacade:
+        """The engine, if it takes requests now. Raises UnavailableError that says why it does not."""
+        status = self.status
+        if status != "ok" or self.engine is None:
+            raise UnavailableError(_WHY_UNAVAILABLE[status])
+        return self.engine
+
+
+_WHY_UNAVAILABLE = {
+    "loading": "the model is still loading",
+    "failed": "the model could not be loaded",
+    "draining": "the server is shutting down",
+    "dead": "the engine has stopped",
+}

@@ -1,0 +1,107 @@
+"""Drives a decoder through scheduler and runner without a thread: what the engine loop does, step by step."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from servekit.engine.attention.base import AttentionBackend
+from servekit.engine.attention.sdpa import SdpaAttention
+from servekit.engine.core.request import Request, SamplingParams
+from servekit.engine.core.scheduler import Scheduler, SchedulerConfig
+from servekit.engine.kv_cache import KvCache
+from servekit.engine.layers.linear import Dense
+from servekit.engine.models.build import build_decoder
+from servekit.engine.models.decoder import Decoder
+from servekit.engine.models.parameters import check_parameters
+from servekit.engine.models.weights import SafetensorsSource, WeightSource
+from servekit.engine.runner import ModelRunner
+from servekit.engine.sampler import Sampler
+from servekit.engine.spec.decoder import DecoderSpec
+from servekit.engine.spec.families import read_decoder_spec
+
+CPU = torch.device("cpu")
+
+
+def load_decoder(
+    directory: Path,
+    *,
+    source: WeightSource | None = None,
+    backend: AttentionBackend[Any] | None = None,
+    dtype: torch.dtype = torch.float32,
+    max_positions: int = 512,
+) -> Decoder:
+    """The decoder of a checkpoint, checked and built as the engine does."""
+    spec = read_decoder_spec(json.loads((directory / "config.json").read_text(encoding="utf-8")))
+    source = source or SafetensorsSource(directory)
+    check_parameters(spec, source.shapes())
+    return build_decoder(
+        spec,
+        source,
+        linear=Dense(dtype, CPU),
+        backend=backend or SdpaAttention(),
+        dtype=dtype,
+        device=CPU,
+        max_positions=max_positions,
+    )
+
+
+def make_cache(spec: DecoderSpec, num_blocks: int, block_size: int, dtype: torch.dtype = torch.float32) -> KvCache:
+    """A cache for `spec`."""
+    return KvCache(
+        num_layers=spec.num_layers,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=dtype,
+        device=CPU,
+    )
+
+
+class Stepper:
+    """A scheduler and a runner in one thread. Keyword arguments go to SchedulerConfig."""
+
+    def __init__(self, decoder: Decoder, **config: Any) -> None:
+        settings: dict[str, Any] = {
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 256,
+            "max_model_len": 512,
+            "num_blocks": 400,
+            "block_size": 8,
+        }
+        self.scheduler = Scheduler(SchedulerConfig(**{**settings, **config}))
+        limits = self.scheduler.config
+        cache = make_cache(decoder.spec, limits.num_blocks, limits.block_size)
+        self.runner = ModelRunner(decoder, cache, Sampler(limits.eos_token_ids), CPU)
+        self.num_preempted = 0
+        self.outputs: dict[str, list[int]] = {}
+        self.cached: dict[str, int] = {}
+        self._now = 0.0
+
+    def add(self, request_id: str, prompt: Sequence[int], **sampling: Any) -> None:
+        """Queue a request; greedy unless told otherwise."""
+        params = SamplingParams(**{"temperature": 0.0, **sampling})
+        self.outputs[request_id] = []
+        self.scheduler.add(Request(request_id, tuple(prompt), params, self._now), self._now)
+
+    def step(self) -> bool:
+        """One step; False when there was nothing to do."""
+        self._now += 1.0
+        output = self.scheduler.schedule(self._now)
+        if output.is_empty:
+            return self.scheduler.has_work
+        self.num_preempted += output.num_preempted
+        for update in self.scheduler.apply(output, self.runner.step(output).get(), self._now):
+            self.outputs[update.request_id] += update.token_ids
+            self.cached[update.request_id] = update.num_cached_tokens
+        self.scheduler.check_integrity()
+        return True
+
+    def drain(self) -> dict[str, list[int]]:
+        """Step until nothing is left; every request's tokens."""
+        while self.scheduler.has_work:
+            self.step()
+        return self.outputs

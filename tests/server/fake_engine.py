@@ -1,0 +1,110 @@
+"""An engine without a model: a token is a byte, and the answers are scripted.
+
+The default answer is "Hi there" in two chunks with fixed timings, so that whole bodies can be compared.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from servekit.engine.core.request import FinishReason, Request, RequestTimings
+from servekit.engine.output import Chunk, SamplingDefaults, Usage
+from servekit.errors import ContextLengthError
+
+VOCAB_SIZE = 256
+TIMINGS = RequestTimings(queue=0.001, prefill=0.02, decode=0.04, num_preemptions=1)
+
+
+class ByteTokens:
+    """Token id = byte."""
+
+    def token_text(self, token_id: int, /) -> str:
+        return bytes([token_id]).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token_id: int, /) -> bytes:
+        return bytes([token_id])
+
+
+def hi_there(request: Request) -> list[Chunk]:
+    """Two chunks and a stop; one token of the prompt was cached."""
+    num_prompt = len(request.prompt_token_ids)
+    return [
+        Chunk("Hi", Usage(num_prompt, 2, 1), token_ids=(72, 105)),
+        Chunk(
+            " there",
+            Usage(num_prompt, 9, 1),
+            token_ids=tuple(b" there"),
+            finish_reason=FinishReason.STOP,
+            timings=TIMINGS,
+        ),
+    ]
+
+
+class FakeGeneration:
+    """Gives its chunks in order; with `hold`, waits for ever after them."""
+
+    def __init__(self, chunks: Sequence[Chunk], *, hold: bool = False) -> None:
+        self._chunks = list(chunks)
+        self._hold = hold
+        self.read_to_end = False
+        self.aborted = False
+        self.waiting = asyncio.Event()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        if self._chunks:
+            return self._chunks.pop(0)
+        if self._hold:
+            self.waiting.set()
+            await asyncio.Event().wait()
+        self.read_to_end = True
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        self.aborted = self.aborted or not self.read_to_end
+
+
+class FakeEngine:
+    """Keeps what it was asked. `script` makes the chunks of a request; `refuse` maps a request's number to an error."""
+
+    def __init__(
+        self,
+        script: Callable[[Request], Sequence[Chunk]] = hi_there,
+        *,
+        hold: bool = False,
+        refuse: Mapping[int, Exception] | None = None,
+        defaults: SamplingDefaults | None = None,
+        max_model_len: int = 1000,
+    ) -> None:
+        self._script = script
+        self._hold = hold
+        self._refuse = refuse or {}
+        self.defaults = defaults or SamplingDefaults()
+        self.max_model_len = max_model_len
+        self.tokenizer = ByteTokens()
+        self.is_alive = True
+        self.requests: list[Request] = []
+        self.generations: list[FakeGeneration] = []
+        self.messages: list[Mapping[str, Any]] = []
+        self.encode_error: Exception | None = None
+
+    def generate(self, request: Request, /) -> FakeGeneration:
+        if len(request.prompt_token_ids) >= self.max_model_len:
+            raise ContextLengthError(len(request.prompt_token_ids), self.max_model_len)
+        if len(self.requests) in self._refuse:
+            raise self._refuse[len(self.requests)]
+        generation = FakeGeneration(self._script(request), hold=self._hold)
+        self.requests.append(request)
+        self.generations.append(generation)
+        return generation
+
+    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], /) -> tuple[int, ...]:
+        if self.encode_error is not None:
+            raise self.encode_error
+        self.messages = list(messages)
+        return tuple("".join(message["content"] for message in messages).encode())
+
+    async def encode_text(self, text: str, /) -> tuple[int, ...]:
+        return tuple(text.encode())
