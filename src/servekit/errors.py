@@ -46,13 +46,15 @@ class InputError(ServekitError):
 
 
 class ContextLengthError(InputError):
-    """The prompt does not fit the context; `num_prompt_tokens` and `max_model_len` are both reported."""
+    """The prompt does not fit the context. Both numbers are reported; `at_least` marks a bound that was not counted."""
 
     code = "context_length_exceeded"
 
-    def __init__(self, num_prompt_tokens: int, max_model_len: int, *, param: str = "messages") -> None:
+    def __init__(
+        self, num_prompt_tokens: int, max_model_len: int, *, param: str = "messages", at_least: bool = False
+    ) -> None:
         super().__init__(
-            f"the prompt has {num_prompt_tokens} tokens, but at most {max_model_len - 1} fit: the context is "
+            f"the prompt has {'at least ' if at_least else ''}{num_prompt_tokens} tokens, but at most {max_model_len - 1} fit: the context is "
             f"{max_model_len} tokens and at least one must be left for the answer",
             hint="shorten the prompt, or start the server with a larger --max-model-len",
             param=param,

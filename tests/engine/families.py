@@ -103,7 +103,8 @@ def make_tiny(family: str, directory: Path, **overrides: Any) -> TinyModel:
     torch.manual_seed(sum(map(ord, family)))
     config = getattr(transformers, f"{name}Config")(**{**_COMMON, **differences, **overrides})
     config._attn_implementation = "eager"
-    oracle = transformers.AutoModelForCausalLM.from_config(config).eval().float()
+    oracle: Any = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    oracle.eval().float()
     with torch.no_grad():
         for parameter in oracle.parameters():
             # Larger than the usual initialisation, biases and norms included: a mistake must show in the logits.

@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from servekit.engine.core.request import FinishReason, Request, RequestTimings
+from servekit.engine.engine import EngineStats
 from servekit.engine.output import Chunk, SamplingDefaults, Usage
 from servekit.errors import ContextLengthError
 
 VOCAB_SIZE = 256
+STATS = EngineStats(1, 1, 0, 3, 2, 5, 10, 0, 40, 16, 7, 90, 0.5, 0.6)
 TIMINGS = RequestTimings(queue=0.001, prefill=0.02, decode=0.04, num_preemptions=1)
 
 
@@ -99,6 +101,9 @@ class FakeEngine:
         self.requests.append(request)
         self.generations.append(generation)
         return generation
+
+    def stats(self) -> EngineStats:
+        return STATS
 
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], /) -> tuple[int, ...]:
         if self.encode_error is not None:

@@ -69,11 +69,14 @@ async def test_model_names_with_a_slash_have_a_route() -> None:
     assert (await get(state, "/v1/models/org/tiny"))[0] == 200
 
 
-async def test_props_are_shown_as_given() -> None:
-    assert await get(state_with(props={"engine": {"dtype": "float32"}}), "/props") == (
-        200,
-        {"engine": {"dtype": "float32"}},
-    )
+async def test_props_show_what_was_resolved_and_how_full_the_engine_is() -> None:
+    status, props = await get(state_with(props={"engine": {"dtype": "float32"}}), "/props")
+    assert (status, props["engine"]) == (200, {"dtype": "float32"})
+    assert (props["state"]["running"], props["state"]["live_blocks"]) == (1, 3)
+
+
+async def test_props_say_nothing_before_there_is_an_engine() -> None:
+    assert (await get(ServerState("tiny"), "/props"))[0] == 503
 
 
 async def test_another_model_is_not_found() -> None:

@@ -10,19 +10,35 @@ from typing import Any
 from servekit.engine.core.request import Request, Update
 from servekit.engine.core.scheduler import Scheduler
 from servekit.engine.generation import Generation
-from servekit.engine.loop import Abort, Add, EngineLoop, LoopStats, Stop
+from servekit.engine.loop import Abort, Add, EngineLoop, Stop
 from servekit.engine.output import SamplingDefaults
 from servekit.engine.step import Runner
 from servekit.engine.tokenizer import Tokenizer
-from servekit.errors import InputError, OverloadedError, UnavailableError
+from servekit.errors import ContextLengthError, InputError, OverloadedError, UnavailableError
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """The loop's snapshot, and how many requests are in the engine's hands right now."""
+    """How full the engine is, as of the end of its last step; those from `preemptions` on count from the start.
 
-    loop: LoopStats
-    num_open: int
+    `open` requests are in the engine's hands, running, waiting or on their way. Seconds: `model_seconds` were spent in
+    the model, `step_seconds` in whole steps.
+    """
+
+    open: int
+    running: int
+    waiting: int
+    live_blocks: int
+    cached_blocks: int
+    free_blocks: int
+    usable_blocks: int
+    preemptions: int
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
+    steps: int
+    batched_tokens: int
+    model_seconds: float
+    step_seconds: float
 
 
 class Engine:
@@ -88,7 +104,8 @@ class Engine:
         return generation
 
     async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Token ids of a raw prompt, made in a worker thread."""
+        """Token ids of a raw prompt, made in a worker thread. Raises ContextLengthError as encode_chat does."""
+        self._refuse_oversized(text, "prompt")
         return tuple(await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens))
 
     async def encode_chat(
@@ -98,13 +115,34 @@ class Engine:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
-        """Token ids of a conversation through the model's chat template, made in a worker thread."""
+        """Token ids of a conversation through the model's chat template, made in a worker thread.
+
+        Raises ContextLengthError at once for a text that no tokenization could make fit.
+        """
+        self._refuse_oversized("".join(str(message.get("content") or "") for message in messages), "messages")
         ids = await asyncio.to_thread(self.tokenizer.encode_chat, messages, tools, **(template_kwargs or {}))
         return tuple(ids)
 
     def stats(self) -> EngineStats:
         """Numbers as of the end of the last step."""
-        return EngineStats(self._loop.stats(), len(self._generations))
+        loop = self._loop.stats()
+        scheduler = loop.scheduler
+        return EngineStats(
+            open=len(self._generations),
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            live_blocks=scheduler.num_live_blocks,
+            cached_blocks=scheduler.num_cached_blocks,
+            free_blocks=scheduler.num_free_blocks,
+            usable_blocks=scheduler.num_usable_blocks,
+            preemptions=scheduler.num_preemptions,
+            prefix_query_tokens=scheduler.num_prefix_query_tokens,
+            prefix_hit_tokens=scheduler.num_prefix_hit_tokens,
+            steps=loop.num_steps,
+            batched_tokens=loop.num_batched_tokens,
+            model_seconds=loop.model_seconds,
+            step_seconds=loop.step_seconds,
+        )
 
     async def close(self, grace: float = 0.0) -> None:
         """Refuse new requests, give the running ones `grace` seconds, then end the thread."""
@@ -116,6 +154,12 @@ class Engine:
             generation.fail("the server is shutting down")
         self._loop.send(Stop())
         await asyncio.to_thread(self._loop.join)
+
+    def _refuse_oversized(self, text: str, param: str) -> None:
+        """A token stands for so many characters at most, so megabytes need no tokenizing to be known as too long."""
+        least = len(text) // self.tokenizer.max_token_chars
+        if least >= self.max_model_len:
+            raise ContextLengthError(least, self.max_model_len, param=param, at_least=True)
 
     def _check(self, request: Request) -> None:
         if not request.prompt_token_ids:

@@ -78,7 +78,7 @@ class Generation:
                 logprobs=logprobs,
                 finish_reason=finish_reason,
                 stop_reason=matched if matched is not None else update.stop_reason,
-                timings=update.timings,
+                timings=update.timings if self._finished else None,
                 error=update.error,
             )
         )

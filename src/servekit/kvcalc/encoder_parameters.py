@@ -22,7 +22,7 @@ def count_encoder_decoder(fields: Fields, model_type: str) -> dict[str, int]:
 
 
 def count_vision(root: Fields) -> int:
-    """An estimate of a vision tower: its transformer blocks and patch embedding, 0 without or when sizes are missing."""
+    """An estimate of a vision tower, blocks and patch embedding; 0 without one or when its sizes are missing."""
     vision = root.sub("vision_config")
     if vision is None:
         return 0

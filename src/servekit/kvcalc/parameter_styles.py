@@ -56,9 +56,10 @@ _MAMBA = Style(norms_per_layer=1, single_mixer=True, tied=True)
 
 STYLES: Final[Mapping[str, Style]] = MappingProxyType(
     {
-        **dict.fromkeys(("llama", "mistral", "mixtral", "granitemoe", "internlm3", "ministral3", "arcee"), _LLAMA),
+        **dict.fromkeys(("llama", "mistral", "mixtral", "granitemoe", "internlm3", "ministral3"), _LLAMA),
         **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "nemotron-nas"), _LLAMA),
         "granite": _LLAMA,
+        "arcee": Style(gated=False),
         "qwen2": _QWEN2,
         "qwen2_moe": _QWEN2,
         "qwen2_vl": _QWEN2,

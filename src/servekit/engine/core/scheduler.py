@@ -377,7 +377,7 @@ class Scheduler:
             reason,
             stop_reason,
             None,
-            None if reason is None else _timings(seq, now),
+            _timings(seq, now),
         )
 
     def _finish_reason(self, seq: Sequence, token_id: int) -> tuple[FinishReason | None, int | None]:
@@ -412,7 +412,7 @@ class Scheduler:
 
 
 def _timings(seq: Sequence, now: float) -> RequestTimings:
-    """Where the time of a sequence that ends now, with a token, has gone."""
+    """Where the time of a sequence has gone that gets a token now."""
     assert seq.first_scheduled_time is not None, f"{seq} was never scheduled"
     assert seq.first_token_time is not None, f"{seq} has no token"
     return RequestTimings(

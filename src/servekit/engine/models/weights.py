@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,6 +13,20 @@ from servekit.errors import ModelError
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+
+
+class _Slice(Protocol):
+    def get_shape(self) -> list[int]: ...
+
+
+class _SafeFile(Protocol):
+    """The part of safetensors' untyped file object that is used here."""
+
+    def keys(self) -> list[str]: ...
+
+    def get_slice(self, name: str) -> _Slice: ...
+
+    def get_tensor(self, name: str) -> torch.Tensor: ...
 
 
 class WeightSource(Protocol):
@@ -33,7 +47,7 @@ class SafetensorsSource:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._files = {}
+        self._files: dict[str, _SafeFile] = {}
         self._where: dict[str, str] = {}
         index = _read_index(directory)
         names = sorted(set(index.values())) if index is not None else [_SINGLE]
@@ -42,7 +56,7 @@ class SafetensorsSource:
             raise ModelError(_explain_missing(directory, missing, index))
         for name in names:
             try:
-                self._files[name] = safe_open(directory / name, framework="pt")
+                self._files[name] = cast(_SafeFile, safe_open(directory / name, framework="pt"))
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{name} is not a readable safetensors file: {error}") from None
             for tensor in self._files[name].keys():  # noqa: SIM118 - not a dict
@@ -59,7 +73,7 @@ class SafetensorsSource:
 
     def load(self, name: str) -> torch.Tensor:
         """One tensor in the dtype it is stored in."""
-        tensor: torch.Tensor = self._files[self._where[name]].get_tensor(name)
+        tensor = self._files[self._where[name]].get_tensor(name)
         if not tensor.dtype.is_floating_point:
             raise ModelError(f"tensor {name} is {tensor.dtype}, and servekit reads quantised weights from GGUF only")
         return tensor

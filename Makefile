@@ -1,0 +1,39 @@
+# Two commands do everything on a machine with Python 3.11 or newer: `make serve` and `make test`.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+# Half the cores each: a test process computes with torch, which would take all of them.
+JOBS   ?= auto
+
+.PHONY: serve test lint clean
+
+serve: $(VENV)/.installed
+	$(BIN)/servekit serve
+
+test: $(VENV)/.tested
+	$(BIN)/servekit pull demo
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+
+lint: $(VENV)/.linted
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.tested: $(VENV)/.installed
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+$(VENV)/.linted: $(VENV)/.tested
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[test,dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

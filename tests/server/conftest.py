@@ -1,7 +1,0 @@
-import pytest
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """The server runs on asyncio."""
-    return "asyncio"
