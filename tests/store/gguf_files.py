@@ -130,8 +130,14 @@ def write_gguf(
     if chat_template is not None:
         writer.add_chat_template(chat_template)
     for key, value in (extra or {}).items():
-        adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-        adders[type(value)](key, value)
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        else:
+            writer.add_string(key, value)
     if weights is None:
         weights = tensors(vocab_size=len(vocabulary["tokens"]), architecture=architecture)
     for name, values in weights.items():

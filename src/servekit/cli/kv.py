@@ -178,6 +178,7 @@ def _print_text(planned: list[list["Plan"]], dtypes: list[str], *, compare: bool
             console.print()
             view.show_steps(console, plans[0])
         if table:
+            console.print()
             view.show_table(console, plans[0], *capacity_table(plans[0], dtypes))
 
 

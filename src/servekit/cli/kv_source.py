@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from servekit.errors import ModelError, NotFoundError, ServekitError
+from servekit.errors import ModelError, NotFoundError
 from servekit.kvcalc.checkpoint import INDEX_NAME, StoredWeights, from_index, stored_weights
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -34,7 +34,7 @@ def read_source(text: str) -> ConfigSource:
         return ConfigSource("standard input", parse_config(sys.stdin.buffer.read(), "standard input"))
     path = Path(text).expanduser()
     if path.suffix == ".gguf" and path.is_file():
-        return _from_gguf(path)
+        return _from_gguf(path, path.stem)
     if path.is_file():
         name = path.resolve().parent.name if path.name == "config.json" else path.stem
         beside = path.parent if path.name == "config.json" else None
@@ -71,17 +71,17 @@ def _from_directory(directory: Path, name: str) -> ConfigSource:
         return _from_file(config, name, directory)
     gguf = sorted(directory.glob("*.gguf"))
     if len(gguf) == 1:
-        return _from_gguf(gguf[0])
+        return _from_gguf(gguf[0], name)
     raise NotFoundError(f"{directory} holds no config.json")
 
 
-def _from_gguf(path: Path) -> ConfigSource:
+def _from_gguf(path: Path, name: str) -> ConfigSource:
     from servekit.store.gguf_config import gguf_config
     from servekit.store.gguf_metadata import GgufFile
 
     with GgufFile(path) as file:
         config = gguf_config(file)
-    return ConfigSource(path.stem, config, None, StoredWeights(path.stat().st_size, None, "size of the GGUF file"))
+    return ConfigSource(name, config, None, StoredWeights(path.stat().st_size, None, "size of the GGUF file"))
 
 
 def _from_store(text: str) -> ConfigSource:
@@ -94,42 +94,20 @@ def _from_store(text: str) -> ConfigSource:
             raise
         return _from_hub(text)
     if model.weights is not None:
-        return _from_gguf(model.weights)
+        return _from_gguf(model.weights, model.name)
     return _from_directory(model.directory, model.name)
 
 
 def _from_hub(name: str) -> ConfigSource:
-    config = _fetch(name, "config.json")
-    if config is None:
-        raise NotFoundError(f"the hub has no config.json for {name}")
-    index = _fetch(name, INDEX_NAME)
-    return ConfigSource(
-        name, config, _fetch(name, _QUANTIZATION_NAME), from_index(index) if index is not None else None
-    )
+    from servekit.cli.kv_hub import fetch_files
 
-
-def _fetch(name: str, file: str) -> dict[str, Any] | None:
-    """One small file of a hub repository, or None when the repository has none of that name."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
-    try:
-        path = hf_hub_download(name, file)
-    except LocalEntryNotFoundError as error:
-        raise _unreachable(name, error) from error
-    except EntryNotFoundError:
-        return None
-    except Exception as error:
-        raise _unreachable(name, error) from error
-    return _read(Path(path))
-
-
-def _unreachable(name: str, error: Exception) -> ServekitError:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return ModelError(
-        f"{name} is no file here, and its config.json could not be fetched: {lines[0]}",
-        hint="give the path of a config.json, or a hub id that can be reached",
-    )
+    files = fetch_files(name, ("config.json", INDEX_NAME, _QUANTIZATION_NAME))
+    if "config.json" not in files:
+        raise NotFoundError(f"the hub's {name} has no config.json")
+    found = {file: _read(path) for file, path in files.items()}
+    index = found.get(INDEX_NAME)
+    stored = from_index(index) if index is not None else None
+    return ConfigSource(name, found["config.json"], found.get(_QUANTIZATION_NAME), stored)
 
 
 def _read(path: Path) -> dict[str, Any]:

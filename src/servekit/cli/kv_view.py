@@ -33,7 +33,7 @@ _UNITS = {
 }
 # Each part has a mark of its own, so that the bar reads without colour; the second is for terminals without Unicode.
 _BAR = (
-    ("weights", "blue", "█", "#"),
+    ("weights", "cyan", "█", "#"),
     ("reserve", "yellow", "▒", "x"),
     ("KV", "green", "▓", "="),
     ("free", "dim", "░", "."),
@@ -64,6 +64,11 @@ def show(console: Console, plan: Plan, others: Iterable[Plan] = ()) -> None:
 
 def headline(plan: Plan) -> str:
     """The answer in one line."""
+    asked, fit = plan.load.num_requests, plan.capacity.requests
+    if asked is not None and fit is not None:
+        does = "fit" if fit >= asked else "do not fit"
+        noun = "request" if asked == 1 else "requests"
+        return f"{asked:,} {noun} of {_size(plan)} {does} ({fit:,} would); {_LIMITS[plan.capacity.limit]}"
     verb = "" if plan.capacity.requests is None else " fits" if plan.capacity.requests == 1 else " fit"
     return f"{_amount(plan)}{verb}; {_LIMITS[plan.capacity.limit]}"
 
@@ -71,9 +76,12 @@ def headline(plan: Plan) -> str:
 def show_steps(console: Console, plan: Plan) -> None:
     """The arithmetic step by step, as on paper."""
     console.print("Step by step", style="bold")
+    steps = Table.grid(padding=(0, 1))
+    steps.add_column(justify="right", no_wrap=True)
+    steps.add_column(overflow="fold")
     for number, line in enumerate(_lines(plan), start=1):
-        console.print(f"{number:>2}. {line}", soft_wrap=False)
-    console.print()
+        steps.add_row(f"{number}.", line)
+    console.print(steps)
 
 
 def show_table(console: Console, plan: Plan, dtypes: list[str], rows: list[tuple[int, list[int | None]]]) -> None:
@@ -85,7 +93,6 @@ def show_table(console: Console, plan: Plan, dtypes: list[str], rows: list[tuple
     for tokens, counts in rows:
         table.add_row(f"{tokens:,}", *("-" if count is None else f"{count:,}" for count in counts))
     console.print(table)
-    console.print()
 
 
 def show_comparison(console: Console, plans: list[Plan]) -> None:
@@ -93,7 +100,7 @@ def show_comparison(console: Console, plans: list[Plan]) -> None:
     first = plans[0]
     table = _table(f"Side by side, requests of {first.num_tokens:,} tokens")
     table.add_column("model", overflow="fold", min_width=16)
-    for name in ("weights", "KV a token", "fixed", "a request", "fit"):
+    for name in ("weights", "per token", "fixed, at most", "a request", "fit"):
         table.add_column(name, justify="right", no_wrap=True)
     for plan in plans:
         weights, fit = plan.model.weights.num_bytes, plan.capacity.requests
@@ -107,7 +114,7 @@ def show_comparison(console: Console, plans: list[Plan]) -> None:
             "?" if fit is None else f"{fit:,}",
         )
     console.print(table)
-    console.print(f"{_memory_words(first)}; fixed is windows and states, which do not grow", style="dim")
+    console.print(f"{_memory_words(first)}; fixed is windows and states", style="dim")
 
 
 def show_check(console: Console, url: str, rows: "list[Comparison]") -> None:
@@ -125,12 +132,14 @@ def show_check(console: Console, url: str, rows: "list[Comparison]") -> None:
 
 def _amount(plan: Plan) -> str:
     count = plan.capacity.requests
-    size = f"{plan.num_tokens:,} tokens"
-    if plan.source_tokens:
-        size += f" (and {plan.source_tokens:,} source tokens)"
     if count is None:
-        return f"a request of {size} takes {format_bytes(plan.request_bytes)}"
-    return f"{count:,} request{'' if count == 1 else 's'} of {size}"
+        return f"a request of {_size(plan)} takes {format_bytes(plan.request_bytes)}"
+    return f"{count:,} request{'' if count == 1 else 's'} of {_size(plan)}"
+
+
+def _size(plan: Plan) -> str:
+    source = f" (and {plan.source_tokens:,} source tokens)" if plan.source_tokens else ""
+    return f"{plan.num_tokens:,} tokens{source}"
 
 
 def _subtitle(plan: Plan) -> str:

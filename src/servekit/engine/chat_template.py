@@ -183,7 +183,7 @@ def _with_parsed_arguments(call: Any, where: str) -> Any:
         return dict(call)
     try:
         parsed = json.loads(arguments) if arguments.strip() else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(
             f"the arguments of a tool call must be JSON: {error}", param=f"{where}.function.arguments"
         ) from error

@@ -39,6 +39,8 @@ _PADDING = frozenset({"center", "ljust", "rjust", "zfill"})
 _PICKING = ("attr", "count", "d", "default", "dictsort", "first", "groupby", "items", "last", "length", "list", "map")
 _CHOOSING = ("max", "min", "reject", "rejectattr", "reverse", "select", "selectattr", "sort", "sum", "unique")
 _STRUCTURAL = frozenset({*_PICKING, *_CHOOSING})
+# What ensure_ascii escapes; the noncharacters that mark client text must stay what they are.
+_ESCAPED = re.compile("[^\x00-\x7f\ufdd0-\ufdef]")
 # A width of four digits or more, one taken from an argument, or a field inside a format specification.
 _WIDE_PRINTF = re.compile(r"%[^%a-zA-Z]*(?:\*|\d{4,})")
 _WIDE_FORMAT = re.compile(r"\{[^{}]*:[^{}]*(?:\{|\d{4,})")
@@ -232,7 +234,8 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     # Jinja's own escapes HTML, which no model was trained on.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _ESCAPED.sub(lambda match: json.dumps(match[0])[1:-1], text) if ensure_ascii else text
 
 
 def _charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -133,11 +133,13 @@ class Tokenizer:
                 hint="it is a base model: send its prompt to /v1/completions",
                 param="messages",
             )
+        try:
+            marked = [self._marked(message) for message in normalise_messages(messages)]
+            tools, template_kwargs = self._forged.mark(tools), self._forged.mark(template_kwargs)
+        except RecursionError as error:
+            raise InputError("the request is nested too deeply", param="messages") from error
         rendered = self._chat_template.render(
-            [self._marked(message) for message in normalise_messages(messages)],
-            self._forged.mark(tools),
-            add_generation_prompt=add_generation_prompt,
-            **self._forged.mark(template_kwargs),
+            marked, tools, add_generation_prompt=add_generation_prompt, **template_kwargs
         )
         pieces = self._forged.split(rendered)
         if pieces is None:

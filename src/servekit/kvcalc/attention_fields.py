@@ -13,7 +13,7 @@ from servekit.kvcalc.fields import Fields
 HeadsReader = Callable[[Fields], AttentionCache]
 
 HIDDEN: Final = ("hidden_size", "n_embd", "d_model", "dim")
-QUERY_HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+QUERY_HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
 KV_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads", "num_attention_groups")
 HEAD_DIM: Final = ("head_dim", "kv_channels", "attention_head_dim", "hidden_size_per_head")
 WINDOW: Final = ("sliding_window", "sliding_window_size", "attention_window_size", "window_size")

@@ -67,7 +67,10 @@ def _header(file: Path) -> dict[str, dict[str, Any]]:
             length = int.from_bytes(stream.read(8), "little")
             if not 2 <= length <= _MAX_HEADER:
                 raise ValueError(f"its header claims {length:,} bytes")
-            header = json.loads(stream.read(length).decode("utf-8"))
+            data = stream.read(length)
+        if len(data) < length:
+            raise ValueError("it ends within its header")
+        header = json.loads(data.decode("utf-8"))
         header.pop("__metadata__", None)
         for tensor in header.values():
             begin, end = tensor["data_offsets"]

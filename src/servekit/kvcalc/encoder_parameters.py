@@ -1,6 +1,6 @@
 """Parameter counts of models that are not a single decoder: BERT, T5, BART, Whisper, and vision towers."""
 
-from servekit.kvcalc.fields import Fields, MissingFieldError
+from servekit.kvcalc.fields import MAX_SIZE, Fields
 
 
 def count_bert(fields: Fields) -> dict[str, int]:
@@ -22,19 +22,23 @@ def count_encoder_decoder(fields: Fields, model_type: str) -> dict[str, int]:
 
 
 def count_vision(root: Fields) -> int:
-    """An estimate of a vision tower, blocks and patch embedding; 0 without one or when its sizes are missing."""
+    """An estimate of a vision tower, blocks and patch embedding; 0 without one or when its sizes are not plain."""
     vision = root.sub("vision_config")
     if vision is None:
         return 0
-    try:
-        hidden = vision.integer("hidden_size", "vt_hidden_size", "embed_dim", "width")
-        layers = vision.integer("num_hidden_layers", "vt_num_hidden_layers", "depth")
-        width = vision.optional_integer("intermediate_size", "vt_intermediate_size") or 4 * hidden
-    except MissingFieldError:
-        return 0
-    layers += vision.optional_integer("num_global_layers") or 0
-    patch = vision.optional_integer("patch_size") or 14
+    hidden = _size(vision, "embed_dim", "hidden_size", "vt_hidden_size", "width")
+    layers = _size(vision, "num_hidden_layers", "vt_num_hidden_layers", "depth")
+    layers += _size(vision, "num_global_layers") if layers else 0
+    width = _size(vision, "intermediate_size", "vt_intermediate_size") or 4 * hidden
+    patch = _size(vision, "patch_size") or 14
     return layers * (4 * hidden * hidden + 2 * hidden * width + 9 * hidden + width) + 3 * patch * patch * hidden
+
+
+def _size(vision: Fields, *names: str) -> int:
+    """The first of the names that is a plain size, else 0: an estimate need not refuse what it cannot use."""
+    values = (vision.values.get(name) for name in names)
+    plain = (value for value in values if isinstance(value, int) and not isinstance(value, bool))
+    return next((value for value in plain if 0 < value <= MAX_SIZE), 0)
 
 
 def _t5(fields: Fields, model_type: str) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from servekit.kvcalc.fields import Fields
+from servekit.kvcalc.fields import Fields, MissingFieldError
 
 _ROUTED: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _ACTIVE: Final = (
@@ -56,9 +56,15 @@ class Experts:
 def read_experts(fields: Fields, model_type: str, num_layers: int) -> Experts | None:
     """The experts of a text config, or None for a dense model."""
     routed = fields.optional_integer(*_ROUTED, low=0) or 0
+    active = fields.optional_integer(*_ACTIVE, low=0) or 0
+    if routed == 0 and active > 0:
+        raise MissingFieldError(f"config.json field {fields.name_of(*_ROUTED)} is missing")
     if routed <= 1:
         return None
     active = fields.integer(*_ACTIVE, high=routed)
+    if isinstance(fields.values.get("moe_intermediate_size"), list):
+        name = f"{fields.prefix}moe_intermediate_size"
+        raise MissingFieldError(f"config.json field {name} has one size for each modality, which is not counted")
     width = fields.optional_integer("moe_intermediate_size", "expert_ffn_hidden_size")
     width = width if width is not None else fields.integer("intermediate_size")
     if model_type == "llama4":

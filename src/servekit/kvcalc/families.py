@@ -88,13 +88,13 @@ _GROUPS: Final[tuple[tuple[str, Family], ...]] = (
         "exaone ernie4_5_moe flex_olmo fuyu gpt_neox gpt_neox_japanese gpt2 gpt-sw3 gptj granite granitemoe "
         "granitemoeshared hunyuan hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl internlm internlm2 jais2 llama "
         "minicpm nanochat olmo olmo2 olmoe openai-gpt opt orion persimmon phi phi-msft qwen stablelm "
-        "stablelm_epoch step3_text xglm xverse bailing_moe bailing_moe_v2 glm4_moe glm4v_moe granite_docling "
+        "stablelm_epoch step3_text xglm xverse bailing_moe bailing_moe_v2 granite_docling "
         "nemotron-nas deci",
         _PLAIN,
     ),
     (
-        "ernie4_5 glm glm4 glm4v glm_ocr helium hyperclovax internlm3 minimax_m2 seed_oss solar_open hy_v3 "
-        "mellum laguna",
+        "ernie4_5 glm glm4 glm4v glm4_moe glm4v_moe glm_ocr helium hyperclovax internlm3 minimax_m2 seed_oss "
+        "solar_open hy_v3 mellum laguna",
         Family(heads=grouped_heads(head_dim=128)),
     ),
     ("gemma", Family(heads=grouped_heads(head_dim=256))),

@@ -13,6 +13,7 @@ from servekit.kvcalc.caches import Growth, Layer
 from servekit.kvcalc.families import FAMILIES, Family
 from servekit.kvcalc.fields import MAX_LAYERS, MAX_TOKENS, Fields, describe
 from servekit.kvcalc.kinds import LAYER_TYPES, Kind
+from servekit.kvcalc.known_fields import check_known_fields
 from servekit.kvcalc.kv_declared import declared_kv_dtype
 from servekit.kvcalc.layer_builder import build_layers
 from servekit.kvcalc.nesting import find_model_type, find_text
@@ -95,6 +96,7 @@ def read_model_shape(
     model or layer type as full grouped-query attention instead, and says so in `assumed`.
     """
     text, levels = find_text(config)
+    check_known_fields(levels)
     model_type, field = find_model_type(levels)
     assumed: list[str] = []
     family = FAMILIES.get(model_type) if model_type is not None else _generic(text)
@@ -203,6 +205,7 @@ def _source_tokens(levels: list[Fields]) -> int | None:
 def _mtp_layers(text: Fields, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
     number = text.optional_integer("num_nextn_predict_layers", "mtp_num_hidden_layers", low=0, high=MAX_LAYERS) or 0
     growing = [layer for layer in layers if any(cache.growth is Growth.TOKENS for cache in layer.token_caches)]
-    if not number or not growing:
+    if not number or not growing or text.has("compress_ratios"):
+        # DeepSeek-V4's extra layer keeps a window only, which does not grow.
         return ()
     return (Layer(Kind.FULL, growing[-1].token_caches),) * number

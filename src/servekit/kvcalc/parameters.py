@@ -74,7 +74,8 @@ def _count_decoder(counter: _Counter, fields: Fields, shape: ModelShape, style: 
     counter.add("embedding", embedding)
     if style.learned_positions:
         counter.add("embedding", (fields.integer(*style.learned_positions) + style.position_offset) * hidden)
-    if not fields.flag("tie_word_embeddings", default=style.tied):
+    outer = Fields(shape.root).flag("tie_word_embeddings", default=style.tied)
+    if not fields.flag("tie_word_embeddings", default=outer):
         counter.add("lm_head", embedding)
     norm = hidden * (2 if style.norm_bias else 1) * (0 if style.bare_norms else 1)
     counter.add("norms", norm * (1 + style.extra_norms))
@@ -108,7 +109,7 @@ def _count_layer(
         for part, count in experts.layer_parameters(fields.integer(*HIDDEN)).items():
             counter.add(part, count)
     else:
-        counter.add("mlp", _mlp(fields, style, index, experts))
+        counter.add("mlp", _mlp(fields, style, index, len(shape.layers), experts))
 
 
 def _borrowed(shape: ModelShape, index: int) -> AttentionCache | None:
@@ -120,11 +121,15 @@ def _borrowed(shape: ModelShape, index: int) -> AttentionCache | None:
     return None
 
 
-def _mlp(fields: Fields, style: Style, index: int, experts: Experts | None) -> int:
+def _mlp(fields: Fields, style: Style, index: int, num_layers: int, experts: Experts | None) -> int:
     hidden = fields.integer(*HIDDEN)
     if fields.has("block_configs"):
         return _nas_mlp(fields, hidden, index)
     width = experts.dense_width if experts is not None else None
+    if width is None and isinstance(fields.values.get("intermediate_size"), list):
+        widths = fields.ints("intermediate_size", low=1) or []
+        fields.per_layer("intermediate_size", widths, num_layers)
+        width = widths[index]
     if width is None:
         width = fields.optional_integer(*_FFN)
     if width is None and style.ffn_factor:
