@@ -23,7 +23,7 @@ from servekit.errors import (
     ServekitError,
     UnavailableError,
 )
-from tests.engine.texts import EOS, VOCAB_SIZE, byte_tokenizer
+from tests.engine.text.byte_tokenizer import EOS, VOCAB_SIZE, byte_tokenizer
 
 pytestmark = pytest.mark.anyio
 

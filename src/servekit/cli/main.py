@@ -6,12 +6,12 @@ Command modules import only typer at their top, so that `servekit --help` loads 
 import os
 import sys
 
-import click
 import typer
+from typer.exceptions import TyperException
 
 from servekit import __version__
 from servekit.cli import kv, models, pull, serve
-from servekit.errors import EngineError, ServekitError
+from servekit.errors import ConfigError, EngineError, ServekitError
 
 app = typer.Typer(
     name="servekit",
@@ -58,10 +58,13 @@ def run(args: list[str]) -> int:
     except ServekitError as error:
         _report(error)
         return error.exit_code
-    except click.ClickException as error:
-        error.show()
-        return 2
-    except (click.Abort, KeyboardInterrupt):
+    except TyperException as error:
+        if message := error.format_message():  # a bare `servekit` has printed its help and has nothing to add
+            known = {command.name for command in app.registered_commands} | {"models"}
+            command = f" {args[0]}" if args[0] in known else ""
+            _report(ConfigError(message, hint=f"see `servekit{command} --help`"))
+        return ConfigError.exit_code
+    except (typer.Abort, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:

@@ -13,7 +13,7 @@ from servekit.engine.generation import Generation
 from servekit.engine.loop import Abort, Add, EngineLoop, Stop
 from servekit.engine.output import SamplingDefaults
 from servekit.engine.step import Runner
-from servekit.engine.tokenizer import Tokenizer
+from servekit.engine.text.tokenizer import Tokenizer
 from servekit.errors import ContextLengthError, InputError, OverloadedError, UnavailableError
 
 

@@ -7,9 +7,9 @@ from types import TracebackType
 from typing import Self
 
 from servekit.engine.core.request import FinishReason, Request, TokenLogprob, Update
-from servekit.engine.detokenizer import Detokenizer
 from servekit.engine.output import Chunk, Usage
-from servekit.engine.stop_strings import StopStrings
+from servekit.engine.text.detokenizer import Detokenizer
+from servekit.engine.text.stop_strings import StopStrings
 
 
 class Generation:
@@ -123,7 +123,7 @@ class Generation:
         if self._stops is None:
             return tail, None
         emit, matched = self._stops.push(tail) if tail else ("", None)
-        return (emit, matched) if matched is not None else (emit + self._stops.flush(), None)
+        return (emit, matched) if matched is not None else (emit + self._stops.flush(), self._stops.matched)
 
     def _put(self, chunk: Chunk) -> None:
         self._chunks.append(chunk)

@@ -35,7 +35,7 @@ from servekit.engine.runner import ModelRunner
 from servekit.engine.sampler import Sampler
 from servekit.engine.spec.decoder import DecoderSpec
 from servekit.engine.spec.families import read_decoder_spec
-from servekit.engine.tokenizer import Tokenizer
+from servekit.engine.text.tokenizer import Tokenizer
 from servekit.errors import ConfigError, ModelError
 from servekit.kvcalc.memory import PoolPlan, kv_block_bytes, plan_pool
 from servekit.kvcalc.model_shape import ModelShape, read_model_shape

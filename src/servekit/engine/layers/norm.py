@@ -4,12 +4,17 @@ import torch
 
 
 class RMSNorm:
-    """x / rms(x) * weight over the last dimension. The mean is taken in float32 whatever the dtype of x."""
+    """x / rms(x) * weight over the last dimension, in float32 whatever x and the result are.
 
-    def __init__(self, weight: torch.Tensor, eps: float, *, offset: float = 0.0) -> None:
-        self._weight = weight + offset
+    `weight` [..., hidden]; the result has `dtype`, which is what the matrix product behind it computes in.
+    """
+
+    def __init__(self, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> None:
+        self._weight = weight.float()
         self._eps = eps
+        self._dtype = dtype
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` [..., hidden] -> the same shape and dtype."""
-        return torch.nn.functional.rms_norm(x, self._weight.shape[-1:], eps=self._eps) * self._weight
+        """`x` [..., hidden] -> the same shape."""
+        normed = torch.nn.functional.rms_norm(x.float(), self._weight.shape[-1:], eps=self._eps)
+        return normed.mul_(self._weight).to(self._dtype)

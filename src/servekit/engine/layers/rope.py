@@ -62,16 +62,14 @@ def _yarn_attention_factor(spec: RopeSpec, factor: float) -> float:
 
 
 class RotaryTable:
-    """cos and sin for every position below `max_positions`, laid out for `rotate`."""
+    """cos and sin for every position below `max_positions`, in float32, laid out for `rotate`."""
 
-    def __init__(
-        self, spec: RopeSpec, head_dim: int, max_positions: int, *, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, spec: RopeSpec, head_dim: int, max_positions: int, *, device: torch.device) -> None:
         frequencies, factor = inverse_frequencies(spec, head_dim)
         angles = torch.outer(torch.arange(max_positions).float(), frequencies)  # [P, D/2]
         cos, sin = angles.cos() * factor, angles.sin() * factor
-        self._cos = torch.cat((cos, cos), dim=-1).to(device, dtype)  # [P, D]
-        self._sin = torch.cat((-sin, sin), dim=-1).to(device, dtype)
+        self._cos = torch.cat((cos, cos), dim=-1).to(device)  # [P, D]
+        self._sin = torch.cat((-sin, sin), dim=-1).to(device)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and signed sin of `positions` [T], both [T, 1, D]."""
@@ -79,5 +77,9 @@ class RotaryTable:
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate `heads` [T, H, D]. Rolling by half and a signed sin give rotate-half in two passes over memory."""
-    return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, dims=-1), sin)
+    """Rotate `heads` [T, H, D] in float32: a bfloat16 angle would be off by several positions far into a context.
+
+    Rolling by half and a signed sin give rotate-half in two passes over memory.
+    """
+    rolled = heads.roll(heads.shape[-1] // 2, dims=-1)
+    return torch.addcmul(heads * cos, rolled, sin).to(heads.dtype)

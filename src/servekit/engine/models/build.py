@@ -51,7 +51,7 @@ def build_decoder(
     rotaries: dict[RopeSpec, RotaryTable] = {}
     for rope in spec.ropes:
         if rope not in rotaries:
-            rotaries[rope] = RotaryTable(rope, spec.head_dim, max_positions, dtype=dtype, device=device)
+            rotaries[rope] = RotaryTable(rope, spec.head_dim, max_positions, device=device)
     layers = []
     for index, (shape, rope) in enumerate(zip(attention_shapes(spec), spec.ropes, strict=True)):
         layers.append(builder.layer(index, shape, rotaries[rope]))
@@ -110,7 +110,7 @@ class _Builder:
 
     def norm(self, name: str) -> RMSNorm:
         """The norm `name`."""
-        return RMSNorm(self.tensor(f"{name}.weight"), self._spec.norm_eps, offset=self._spec.norm_offset)
+        return RMSNorm(self._norm_weight(name), self._spec.norm_eps, self._dtype)
 
     def linear(self, names: list[str], *, has_bias: bool) -> Linear:
         """The projections `names`, stacked into one."""
@@ -120,6 +120,11 @@ class _Builder:
 
     def _qk_norm(self, layer: str) -> RMSNorm:
         spec = self._spec
-        q, k = (self.tensor(f"{layer}self_attn.{part}_norm.weight") for part in "qk")
+        q, k = (self._norm_weight(f"{layer}self_attn.{part}_norm") for part in "qk")
         weight = torch.cat((q.expand(spec.num_heads, -1), k.expand(spec.num_kv_heads, -1)))
-        return RMSNorm(weight, spec.norm_eps, offset=spec.norm_offset)
+        return RMSNorm(weight, spec.norm_eps, self._dtype)
+
+    def _norm_weight(self, name: str) -> torch.Tensor:
+        """In float32, with the offset that the family stores its norms without."""
+        weight = self._source.load(self._names[f"{name}.weight"])
+        return weight.to(self._device, torch.float32) + self._spec.norm_offset

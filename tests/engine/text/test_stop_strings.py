@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from servekit.engine.stop_strings import StopStrings
+from servekit.engine.text.stop_strings import StopStrings
 
 
 def run(stops: list[str], chunks: list[str]) -> tuple[list[str], str | None]:

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from servekit.engine.detokenizer import Detokenizer
+from servekit.engine.text.detokenizer import Detokenizer
 
 TEXT = "é → 日本 😀 👨‍👩‍👧 আমার বাংলা end"
 

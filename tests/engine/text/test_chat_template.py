@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from servekit.engine import template_sandbox
-from servekit.engine.chat_template import ChatTemplate, load_chat_template, normalise_messages
+from servekit.engine.text import template_sandbox
+from servekit.engine.text.chat_template import ChatTemplate, load_chat_template, normalise_messages
 from servekit.errors import InputError, ModelError, UnsupportedError
 
 PLAIN = (

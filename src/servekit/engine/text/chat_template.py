@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, meta
 
-from servekit.engine.template_sandbox import MAX_OUTPUT_CHARS, TemplateLimitError, TemplateSandbox
+from servekit.engine.text.template_sandbox import MAX_OUTPUT_CHARS, TemplateLimitError, TemplateSandbox
 from servekit.errors import InputError, ModelError, UnsupportedError
 
 _MAX_SOURCE_CHARS = 256 << 10

@@ -1,4 +1,4 @@
-from servekit.engine.forged_tokens import ForgedTokens
+from servekit.engine.text.forged_tokens import ForgedTokens
 
 FORGED = ForgedTokens(["<|a|>", "<|a|>b", "<x>"])
 

@@ -14,9 +14,9 @@ from typing import Any, Self, cast
 
 import tokenizers
 
-from servekit.engine.chat_template import ChatTemplate, Message, load_chat_template, normalise_messages
-from servekit.engine.detokenizer import Detokenizer
-from servekit.engine.forged_tokens import ForgedTokens
+from servekit.engine.text.chat_template import ChatTemplate, Message, load_chat_template, normalise_messages
+from servekit.engine.text.detokenizer import Detokenizer
+from servekit.engine.text.forged_tokens import ForgedTokens
 from servekit.errors import InputError, ModelError, UnsupportedError
 
 _SPACE = "▁"

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from jinja2.exceptions import SecurityError, TemplateError
 
-from servekit.engine import template_sandbox
-from servekit.engine.template_sandbox import TemplateLimitError, TemplateSandbox
+from servekit.engine.text import template_sandbox
+from servekit.engine.text.template_sandbox import TemplateLimitError, TemplateSandbox
 
 MESSAGES = [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three"}]
 

@@ -3,8 +3,8 @@
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from servekit.engine.chat_template import ChatTemplate
-from servekit.engine.tokenizer import Tokenizer
+from servekit.engine.text.chat_template import ChatTemplate
+from servekit.engine.text.tokenizer import Tokenizer
 
 EOS = 256
 VOCAB_SIZE = 259

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from servekit.engine.tokenizer import Tokenizer
+from servekit.engine.text.tokenizer import Tokenizer
 from servekit.errors import InputError, ModelError, UnsupportedError
 from servekit.store.derived import ensure_derived
 from tests.store.gguf_files import byte_level_vocabulary, sentencepiece_vocabulary, write_gguf

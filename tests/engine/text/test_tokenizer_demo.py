@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import transformers
 
-from servekit.engine.tokenizer import Tokenizer
+from servekit.engine.text.tokenizer import Tokenizer
 from servekit.store.resolve import LocalModel, find_model
 
 pytestmark = [pytest.mark.demo, pytest.mark.xdist_group("demo")]
