@@ -25,10 +25,19 @@ _ROWS: list[set[str]] = [
     {"engine.attention"},
     {"engine.layers"},
     {"engine.models"},
-    {"engine.auto", "engine.penalties", "engine.runner", "engine.sampler", "engine.step", "engine.text"},
+    {
+        "engine.auto",
+        "engine.probe",
+        "engine.penalties",
+        "engine.runner",
+        "engine.sampler",
+        "engine.step",
+        "engine.text",
+    },
     {"engine.loop", "engine.generation"},
     {"engine.engine", "engine.load"},
     {"server"},
+    {"bench"},
     {"cli"},
 ]
 _WITHOUT_TORCH = {"", "errors", "units", "config", "kvcalc", "store", "engine.core", "engine.spec", "engine.output"}

@@ -53,9 +53,10 @@ class ContextLengthError(InputError):
     def __init__(
         self, num_prompt_tokens: int, max_model_len: int, *, param: str = "messages", at_least: bool = False
     ) -> None:
+        counted = f"at least {num_prompt_tokens}" if at_least else str(num_prompt_tokens)
         super().__init__(
-            f"the prompt has {'at least ' if at_least else ''}{num_prompt_tokens} tokens, but at most {max_model_len - 1} fit: the context is "
-            f"{max_model_len} tokens and at least one must be left for the answer",
+            f"the prompt has {counted} tokens, but at most {max_model_len - 1} fit: the context is {max_model_len} "
+            "tokens and at least one must be left for the answer",
             hint="shorten the prompt, or start the server with a larger --max-model-len",
             param=param,
         )

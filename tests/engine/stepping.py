@@ -12,7 +12,7 @@ from servekit.engine.attention.sdpa import SdpaAttention
 from servekit.engine.core.request import Request, SamplingParams
 from servekit.engine.core.scheduler import Scheduler, SchedulerConfig
 from servekit.engine.kv_cache import KvCache
-from servekit.engine.layers.linear import Dense
+from servekit.engine.layers.packed import unquantised_format
 from servekit.engine.models.build import build_decoder
 from servekit.engine.models.decoder import Decoder
 from servekit.engine.models.parameters import check_parameters
@@ -40,7 +40,7 @@ def load_decoder(
     return build_decoder(
         spec,
         source,
-        linear=Dense(dtype, CPU),
+        linear=unquantised_format(dtype, CPU)[0],
         backend=backend or SdpaAttention(),
         dtype=dtype,
         device=CPU,

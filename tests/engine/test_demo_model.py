@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
+from benchmarks.peers import transformers_llama
 
 from servekit.config import EngineConfig
 from servekit.engine.core.request import Request, SamplingParams
@@ -55,18 +55,7 @@ def loaded(model: OpenModel) -> LoadedEngine:
 
 @pytest.fixture(scope="module")
 def oracle(model: OpenModel) -> Any:
-    """transformers' Llama with the same dequantised weights."""
-    config: Any = transformers.AutoConfig.for_model(**model.config)
-    with torch.device("meta"):
-        oracle: Any = transformers.LlamaForCausalLM(config)
-    assert model.files.weights is not None
-    source = GgufSource(model.files.weights)
-    weights = {name: source.load(name) for name in source.shapes()}
-    oracle.load_state_dict(weights, strict=False, assign=True)
-    oracle.tie_weights()
-    oracle.model.rotary_emb = type(oracle.model.rotary_emb)(config)
-    assert not [name for name, parameter in oracle.named_parameters() if parameter.is_meta]
-    return oracle.eval()
+    return transformers_llama(model)
 
 
 def _greedy(oracle: Any, prompt: tuple[int, ...]) -> list[int]:

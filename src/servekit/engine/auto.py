@@ -11,7 +11,7 @@ _CLEARLY_FASTER = 0.8
 
 @dataclass(frozen=True, slots=True)
 class ComputeFacts:
-    """What was measured about the device; the ratios are bfloat16's time over float32's (see device/probe.py)."""
+    """What was measured about the device; the ratios are bfloat16's time over float32's (see engine/probe.py)."""
 
     device: DeviceChoice
     threads: int

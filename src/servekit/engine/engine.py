@@ -97,31 +97,24 @@ class Engine:
         self._check(request)
         if request.sampling.seed is None and not request.sampling.is_greedy:
             request = replace(request, sampling=replace(request.sampling, seed=secrets.randbits(63)))
-        generation = Generation(request, self.tokenizer.detokenizer(), self._abort)
+        generation = Generation(request, self.tokenizer.detokenizer(continues_text=request.continues_text), self._abort)
         self._generations[request.request_id] = generation
         self._idle.clear()
         self._loop.send(Add(request))
         return generation
 
-    async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    async def encode_text(self, text: str) -> tuple[int, ...]:
         """Token ids of a raw prompt, made in a worker thread. Raises ContextLengthError as encode_chat does."""
         self._refuse_oversized(text, "prompt")
-        return tuple(await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens))
+        return tuple(await asyncio.to_thread(self.tokenizer.encode, text))
 
-    async def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> tuple[int, ...]:
+    async def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
         """Token ids of a conversation through the model's chat template, made in a worker thread.
 
         Raises ContextLengthError at once for a text that no tokenization could make fit.
         """
         self._refuse_oversized("".join(str(message.get("content") or "") for message in messages), "messages")
-        ids = await asyncio.to_thread(self.tokenizer.encode_chat, messages, tools, **(template_kwargs or {}))
-        return tuple(ids)
+        return tuple(await asyncio.to_thread(self.tokenizer.encode_chat, messages))
 
     def stats(self) -> EngineStats:
         """Numbers as of the end of the last step."""

@@ -21,16 +21,16 @@ from servekit.engine.attention.select import select_attention
 from servekit.engine.auto import ComputeFacts, MemoryFacts, Reasons, resolve_compute, resolve_memory
 from servekit.engine.core.scheduler import Scheduler, SchedulerConfig
 from servekit.engine.device.base import Device
-from servekit.engine.device.probe import DTypeProbe, probe_dtypes
 from servekit.engine.device.select import select_device
 from servekit.engine.engine import Engine
 from servekit.engine.kv_cache import KvCache
-from servekit.engine.layers.linear import Dense
+from servekit.engine.layers.packed import unquantised_format
 from servekit.engine.models.build import Progress, attention_shapes, build_decoder
 from servekit.engine.models.gguf import GgufSource
 from servekit.engine.models.parameters import check_parameters, expected_parameters
 from servekit.engine.models.weights import SafetensorsSource, WeightSource
 from servekit.engine.output import SamplingDefaults
+from servekit.engine.probe import DTypeProbe, probe_dtypes
 from servekit.engine.runner import ModelRunner
 from servekit.engine.sampler import Sampler
 from servekit.engine.spec.decoder import DecoderSpec
@@ -113,6 +113,7 @@ def load_engine(model: OpenModel, config: EngineConfig, progress: Progress | Non
     backend, reasons["attention"] = select_attention(
         config.attention, attention_shapes(spec), dtype, device.torch_device
     )
+    linear, reasons["linear"] = unquantised_format(dtype, device.torch_device)
     tokenizer = Tokenizer.from_directory(model.files.directory)
     if tokenizer.vocab_size > spec.vocab_size:
         raise ModelError(f"the tokenizer has {tokenizer.vocab_size} tokens, but the model only {spec.vocab_size}")
@@ -120,7 +121,7 @@ def load_engine(model: OpenModel, config: EngineConfig, progress: Progress | Non
         decoder = build_decoder(
             spec,
             model.source,
-            linear=Dense(dtype, device.torch_device),
+            linear=linear,
             backend=backend,
             dtype=dtype,
             device=device.torch_device,

@@ -30,10 +30,14 @@ B = TypeVar("B", bound=GenerationBody)
 
 
 class Plan(Protocol):
-    """A validated request of one route. `prompt_param` is the field that errors about the prompt name."""
+    """A validated request of one route. `prompt_param` is the field that errors about the prompt name.
+
+    `continues_text` says that the answer reads on from the prompt, and is not a message of its own.
+    """
 
     id_prefix: str
     prompt_param: str
+    continues_text: bool
     params: SamplingParams
 
     async def encode(self) -> list[tuple[int, ...]]:
@@ -108,6 +112,7 @@ async def _admit(
             sampling=for_choice(plan.params, i),
             arrival_time=record.arrival,
             priority=body.priority or 0,
+            continues_text=plan.continues_text,
             cache_salt=body.cache_salt or "",
         )
         for prompt_index, prompt in enumerate(prompts)

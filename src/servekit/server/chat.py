@@ -22,6 +22,7 @@ class ChatPlan:
 
     id_prefix = "chatcmpl-"
     prompt_param = "messages"
+    continues_text = False
 
     def __init__(self, body: ChatBody, engine: EngineFacade) -> None:
         if body.top_logprobs is not None and not body.logprobs:

@@ -90,7 +90,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to continue once. `arrival_time` is in seconds of time.monotonic(); a lower `priority` goes first."""
+    """One prompt to continue once. `arrival_time` is in seconds of time.monotonic(); a lower `priority` goes first.
+
+    `continues_text`: the answer reads on from the prompt's text, so a space that begins it is kept.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -98,6 +101,7 @@ class Request:
     arrival_time: float
     priority: int = 0
     cache_salt: str = ""
+    continues_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,9 @@ def build_decoder(
         if progress is not None:
             progress(index + 1, spec.num_layers)
     embedding = builder.tensor("model.embed_tokens.weight")
-    head: Linear = DenseLinear(embedding) if spec.tie_embeddings else builder.linear(["lm_head"], has_bias=False)
+    # A tied head shares its numbers with the embedding; a format with a layout of its own still needs its own copy.
+    head_name = "model.embed_tokens" if spec.tie_embeddings else "lm_head"
+    head = DenseLinear(embedding) if spec.tie_embeddings and linear.name == "dense" else builder.linear([head_name])
     return Decoder(
         spec,
         embedding=embedding,
@@ -112,7 +114,7 @@ class _Builder:
         """The norm `name`."""
         return RMSNorm(self._norm_weight(name), self._spec.norm_eps, self._dtype)
 
-    def linear(self, names: list[str], *, has_bias: bool) -> Linear:
+    def linear(self, names: list[str], *, has_bias: bool = False) -> Linear:
         """The projections `names`, stacked into one."""
         weights = [self._source.load(self._names[f"{name}.weight"]) for name in names]
         biases = [self._source.load(self._names[f"{name}.bias"]) for name in names] if has_bias else None

@@ -12,7 +12,7 @@ import torch
 from servekit.engine.attention.base import AttentionBackend, AttentionShape
 from servekit.engine.batch import Batch
 from servekit.engine.kv_cache import KvCache
-from servekit.engine.layers.linear import Linear
+from servekit.engine.layers.linear import DenseLinear, Linear
 from servekit.engine.layers.mlp import GatedMLP
 from servekit.engine.layers.norm import RMSNorm
 from servekit.engine.layers.rope import RotaryTable, rotate
@@ -81,9 +81,10 @@ class Decoder:
 
     @property
     def nbytes(self) -> int:
-        """What embedding and matrices occupy; the norms are too small to count. A tied head counts once."""
+        """What embedding and matrices occupy; the norms are too small to count."""
         matrices = [matrix for layer in self._layers for matrix in (layer.qkv, layer.output, *layer.mlp.matrices)]
-        head = 0 if self.spec.tie_embeddings else self._head.nbytes
+        shared = isinstance(self._head, DenseLinear) and self._head.weight is self._embedding
+        head = 0 if shared else self._head.nbytes
         return self._embedding.nbytes + head + sum(matrix.nbytes for matrix in matrices)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
