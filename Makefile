@@ -13,7 +13,7 @@ serve: $(VENV)/.installed
 
 test: $(VENV)/.tested
 	$(BIN)/servekit pull demo
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 lint: $(VENV)/.linted
 	$(BIN)/ruff format --check .

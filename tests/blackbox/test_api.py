@@ -19,8 +19,6 @@ from tests.blackbox.bodies import (
 from tests.blackbox.server import CHAT, COMPLETIONS, Server, json_without_infinities, running_server
 from tests.blackbox.tiny import BOS, END, START, TinyChat
 
-pytestmark = pytest.mark.xdist_group("blackbox-api")
-
 CONTEXT = 256
 
 

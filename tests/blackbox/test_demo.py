@@ -21,7 +21,7 @@ from tests.blackbox.server import (
     wait_until,
 )
 
-pytestmark = [pytest.mark.demo, pytest.mark.xdist_group("blackbox-demo")]
+pytestmark = pytest.mark.demo
 
 QUESTION: Any = [user("What is the capital of France?")]
 ANSWER = "The capital of France is Paris."
@@ -47,6 +47,9 @@ def test_it_says_that_it_is_loading_and_can_be_ended_meanwhile() -> None:
                 assert (http.get("/health").status_code, http.get("/health").json()) == (503, {"status": "loading"})
                 refused = http.post(CHAT, json=chat())
                 assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+                # Well into the work of loading, which must not keep or crash the process.
+                for _ in range(100):
+                    http.get("/health")
                 process.terminate()
             assert process.wait(EXIT_DEADLINE_S) == 0
             assert process.stdout is not None

@@ -8,8 +8,6 @@ from tests.blackbox.bodies import completion, completion_text
 from tests.blackbox.server import COMPLETIONS, Server, running_server
 from tests.blackbox.tiny import TinyChat
 
-pytestmark = pytest.mark.xdist_group("blackbox-policies")
-
 FLAGS = ("--dtype", "float32", "--kv-memory", "2MiB", "--parallel", "4", "--static-wait", "0.05")
 BODIES = [
     completion([10 + i] * (1 + 9 * i), max_tokens=20 + 5 * i, ignore_eos=True, frequency_penalty=1.5) for i in range(10)

@@ -1,8 +1,5 @@
-"""Whose turn it is, who is refused, and how the process ends: with real sockets, signals and threads."""
+"""Whose turn it is and who is refused, with real sockets and threads."""
 
-import signal
-import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -11,23 +8,16 @@ from typing import Any
 
 import httpx
 import openai
-import psutil
 import pytest
 
 from tests.blackbox.bodies import chat, chat_text, completion, endless, finish, streamed_text, user
 from tests.blackbox.server import (
     CHAT,
     COMPLETIONS,
-    EXIT_DEADLINE_S,
-    START_DEADLINE_S,
     Server,
-    command,
-    environment,
     running_server,
 )
-from tests.blackbox.tiny import BYTES_PER_TOKEN, CONTEXT, TinyChat
-
-pytestmark = pytest.mark.xdist_group("blackbox-sched")
+from tests.blackbox.tiny import BYTES_PER_TOKEN, TinyChat
 
 CHUNK = 64
 QUEUE_LIMIT = 4
@@ -154,7 +144,6 @@ def test_a_call_for_another_task_and_bad_calls_leave_a_stream_alone(server: Serv
             (CHAT, chat(temperature=1e-320, top_k=2**62, max_tokens=4), 200),
             (CHAT, chat(temperature=1e-30, top_p=1e-30, min_p=1, max_tokens=4), 200),
             (CHAT, chat(repetition_penalty=1e-300, max_tokens=4), 200),
-            (CHAT, chat(n=64, max_tokens=1), 429),
         ):
             response = server.post(path, bad)
             assert response.status_code == status, (bad, response.text)
@@ -188,147 +177,3 @@ def test_a_prompt_larger_than_the_pool_blocks_nobody(chatty: TinyChat) -> None:
             answers = list(pool_of_threads.map(lambda body: server.answer(COMPLETIONS, body), bodies))
         assert [answer["usage"]["completion_tokens"] for answer in answers] == [50] * 4
         server.check_serving()
-
-
-def children_of(server: Server) -> list[psutil.Process]:
-    """The processes it has started."""
-    return psutil.Process(server.process.pid).children(recursive=True)
-
-
-def assert_free(port: int) -> None:
-    """Raise OSError unless the port can be bound by the next server."""
-    with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(("127.0.0.1", port))
-
-
-def test_sigterm_gives_answers_their_grace_and_then_an_error(chatty: TinyChat) -> None:
-    # Too slow to end within the grace: each of 8,000 tokens has twenty log-probabilities.
-    body = endless(logprobs=True, top_logprobs=20)
-    echo = completion(chatty.byte_ids("\x01") * (CONTEXT - 1), n=64, max_tokens=1, echo=True, stream=True)
-    flags = ("--kv-memory", "64MiB", "--parallel", "2", "--grace", "1")
-    with running_server(chatty.directory, *FLOAT32, *flags) as server:
-        children = children_of(server)
-        # One client does not read: its answer is computed, but cannot be delivered.
-        stalled = server.wire(receive_buffer=4096)
-        stalled.post(COMPLETIONS, {**echo, "return_token_ids": True}, x_request_id="stalled")
-        assert stalled.head()[0] == 200
-        server.wait_idle()
-        streams = [server.open(CHAT, {**body, "stream": True}) for _ in range(3)]
-        server.wait_for(lambda state: (state["running"], state["waiting"]) == (2, 1))
-        queued = server.open(CHAT, body)
-        server.wait_for(lambda state: state["waiting"] == 2)
-        with server.wire() as idle, server.wire() as late:
-            server.process.send_signal(signal.SIGTERM)
-            server.wait_for_log("SIGTERM")
-            assert server.http.get("/health").json() == {"status": "draining"}
-            late.post(CHAT, chat())
-            status, _, content = late.response()
-            assert (status, b'"code":"unavailable"' in content) == (503, True)
-            for wire in streams:
-                *events, last = wire.events()
-                assert last["error"]["type"] == "unavailable_error"
-                assert all(event["choices"][0]["finish_reason"] is None for event in events)
-                assert wire.at_end()
-            status, _, content = queued.response()
-            assert (status, b'"code":"unavailable"' in content) == (503, True)
-            assert server.exit_code() == 0, server.log_tail
-            assert idle.at_end()
-        assert_free(server.port)
-        assert not any(child.is_running() for child in children)
-        for wire in (*streams, queued, stalled):
-            wire.close()
-
-
-def test_sigint_waits_only_for_what_runs(chatty: TinyChat) -> None:
-    flags = ("--kv-memory", "16MiB", "--grace", str(EXIT_DEADLINE_S * 10))
-    with running_server(chatty.directory, *FLOAT32, *flags) as server:
-        body = endless(max_tokens=1500)
-        with server.open(CHAT, {**body, "stream": True}) as stream, server.open(CHAT, body) as whole:
-            server.wait_for(lambda state: state["running"] == 2)
-            server.process.send_signal(signal.SIGINT)
-            events = list(stream.events())
-            status, _, content = whole.response()
-            assert finish(events)["finish_reason"] == "length"
-            assert (status, b'"finish_reason":"length"' in content) == (200, True)
-        assert server.exit_code() == 0
-
-
-def test_a_second_signal_ends_it_at_once(chatty: TinyChat) -> None:
-    process = subprocess.Popen(
-        command(chatty.directory, *FLOAT32, "--kv-memory", "16MiB", "--grace", "10000"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        url = process.stdout.readline().strip()
-        # An answer that never ends within the test.
-        with httpx.stream(
-            "POST", f"{url}{CHAT}", json=endless(stream=True, n=16), timeout=60, trust_env=False
-        ) as answer:
-            next(answer.iter_lines())
-            process.send_signal(signal.SIGTERM)
-            while "SIGTERM" not in process.stderr.readline():
-                assert process.poll() is None
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(EXIT_DEADLINE_S) == 128 + signal.SIGTERM
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def test_a_taken_port_is_told_before_anything_is_loaded(server: Server, chatty: TinyChat) -> None:
-    arguments = command(chatty.directory, *FLOAT32)
-    arguments[arguments.index("--port") + 1] = str(server.port)
-    ended = subprocess.run(arguments, capture_output=True, text=True, timeout=START_DEADLINE_S, env=environment())
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.splitlines() == [
-        f"error: address 127.0.0.1:{server.port} is in use",
-        "hint: choose another with --port",
-    ]
-
-
-def listening(server: Server) -> set[str]:
-    """The addresses on which it listens."""
-    connections = psutil.Process(server.process.pid).net_connections("tcp")
-    return {connection.laddr.ip for connection in connections if connection.status == psutil.CONN_LISTEN}
-
-
-def test_it_listens_on_loopback_alone(server: Server) -> None:
-    assert server.url == f"http://127.0.0.1:{server.port}"
-    assert listening(server) == {"127.0.0.1"}
-
-
-def has_ipv6() -> bool:
-    """Whether this machine has an IPv6 loopback."""
-    try:
-        with socket.socket(socket.AF_INET6) as sock:
-            sock.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
-
-
-@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
-def test_ipv6_loopback_has_brackets_in_its_url(chatty: TinyChat) -> None:
-    with running_server(chatty.directory, *FLOAT32, "--host", "::1") as server:
-        assert server.url == f"http://[::1]:{server.port}"
-        assert listening(server) == {"::1"}
-        server.check_serving()
-
-
-def test_localhost_is_not_every_address(chatty: TinyChat) -> None:
-    with running_server(chatty.directory, *FLOAT32, "--host", "localhost") as server:
-        assert listening(server) <= {"127.0.0.1", "::1"}
-        server.check_serving()
-
-
-def test_an_address_that_others_can_reach_needs_a_word(chatty: TinyChat) -> None:
-    arguments = command(chatty.directory, "--host", "0.0.0.0")
-    ended = subprocess.run(arguments, capture_output=True, text=True, timeout=START_DEADLINE_S, env=environment())
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("error: --host 0.0.0.0 can be reached from other machines")

@@ -27,8 +27,6 @@ from tests.blackbox.server import CHAT, COMPLETIONS, Server, running_server
 from tests.blackbox.tiny import CONTEXT, TinyChat
 from tests.blackbox.wire import DONE, Wire
 
-pytestmark = pytest.mark.xdist_group("blackbox-stream")
-
 PING_INTERVAL = "0.05"
 
 
@@ -211,6 +209,15 @@ def test_a_client_that_leaves_a_whole_answer_frees_its_slot(server: Server, leav
         assert server.answer(CHAT, chat(max_tokens=1))["usage"]["completion_tokens"] == 1
         server.wait_idle()
     server.wait_for_log("status=499", num_closed + 1)
+
+
+@pytest.mark.parametrize("leave", [*WAYS_TO_LEAVE, HALF_CLOSE])
+def test_a_client_that_leaves_within_its_body_is_only_logged(server: Server, leave: Leave) -> None:
+    num_closed = server.log.count("status=499")
+    with server.wire() as wire:
+        wire.send(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n".encode() + b'{"messages":')
+        leave(wire)
+        server.wait_for_log("status=499", num_closed + 1)
 
 
 @pytest.mark.parametrize("stream", [True, False])

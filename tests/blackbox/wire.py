@@ -40,7 +40,11 @@ class Wire:
         fields = {"host": self._host, "content-type": "application/json", "content-length": str(len(content))}
         fields |= {name.replace("_", "-"): value for name, value in headers.items()}
         lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
-        self._socket.sendall("\r\n".join(lines).encode() + content)
+        self.send("\r\n".join(lines).encode() + content)
+
+    def send(self, data: bytes) -> None:
+        """Send bytes as they are."""
+        self._socket.sendall(data)
 
     def head(self) -> tuple[int, dict[str, str]]:
         """Status and headers of the next answer; a header that comes twice fails."""

@@ -15,7 +15,7 @@ from servekit.engine.load import LoadedEngine, OpenModel, load_engine, open_mode
 from servekit.engine.models.gguf import GgufSource
 from servekit.store.resolve import find_model
 
-pytestmark = [pytest.mark.demo, pytest.mark.xdist_group("demo")]
+pytestmark = pytest.mark.demo
 
 NUM_TOKENS = 64
 EOS = 2

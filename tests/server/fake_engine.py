@@ -23,6 +23,9 @@ class ByteTokens:
     def token_text(self, token_id: int, /) -> str:
         return bytes([token_id]).decode("utf-8", errors="replace")
 
+    def visible_bytes(self, token_id: int, /) -> bytes:
+        return self.token_bytes(token_id)
+
     def token_bytes(self, token_id: int, /) -> bytes:
         return bytes([token_id])
 
@@ -85,6 +88,7 @@ class FakeEngine:
         self._refuse = refuse or {}
         self.defaults = defaults or SamplingDefaults()
         self.max_model_len = max_model_len
+        self.max_open = 600
         self.tokenizer = ByteTokens()
         self.is_alive = True
         self.requests: list[Request] = []

@@ -74,6 +74,11 @@ class Engine:
         self._draining = False
         self._death: BaseException | None = None
 
+    @property
+    def max_open(self) -> int:
+        """The most requests that can be in the engine's hands: running and waiting."""
+        return self._scheduler.config.max_num_seqs + self._queue_limit
+
     def start(self) -> None:
         """Start the engine thread; call it on the event loop that will use the engine."""
         self._event_loop = asyncio.get_running_loop()
@@ -169,10 +174,8 @@ class Engine:
         if request.request_id in self._generations:
             raise InputError(f"the request id {request.request_id!r} is in use", param="request_id")
         self._scheduler.check(request)
-        scheduler = self._scheduler.config
-        waiting = len(self._generations) - scheduler.max_num_seqs
-        if waiting >= self._queue_limit:
-            raise OverloadedError(f"{waiting} requests are waiting already, the most that --queue-limit allows")
+        if len(self._generations) >= self.max_open:
+            raise OverloadedError(f"{self._queue_limit} requests are waiting, the most that --queue-limit allows")
 
     def _abort(self, request_id: str) -> None:
         self._forget(request_id)

@@ -79,7 +79,8 @@ class LoadedEngine:
         return {
             "model": self.engine.model_name,
             "device": self.device.describe(),
-            "config": asdict(self.config),
+            # The name, not the path that may stand in its place: clients need not know this machine's folders.
+            "config": {**asdict(self.config), "model": self.engine.model_name},
             "reasons": dict(self.reasons),
             "kv": kv,
             "sampling_defaults": asdict(self.engine.defaults),

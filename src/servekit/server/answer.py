@@ -3,6 +3,7 @@
 It must not know the fields or the shape of either route; a plan has them.
 """
 
+import asyncio
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ from servekit.server.state import EngineFacade, ServerState
 from servekit.server.stream import EventStream
 
 MAX_MODEL_CHARS = 100
+LARGE_BODY = 64 * 1024
+"""Bytes from which a body is parsed in a worker thread."""
 
 B = TypeVar("B", bound=GenerationBody)
 
@@ -57,11 +60,17 @@ async def answer(
     Raises ServekitError, before the first byte is sent, and ClientDisconnect when there is nobody left to answer.
     """
     engine = state.ready_engine()
-    body, ignored = decode_body(await read_body(request, state.body_limit), kind)
-    check_model(body.model, state)
-    if body.stream_options is not None and not body.stream:
-        raise InputError("stream_options needs stream: true", param="stream_options")
-    plan = plan_for(body, engine)
+    raw = await read_body(request, state.body_limit)
+
+    def parse() -> tuple[B, tuple[str, ...], Plan]:
+        body, ignored = decode_body(raw, kind)
+        check_model(body.model, state)
+        if body.stream_options is not None and not body.stream:
+            raise InputError("stream_options needs stream: true", param="stream_options")
+        return body, ignored, plan_for(body, engine)
+
+    # A small body is parsed faster than a thread is woken; a large one must not keep others waiting.
+    body, ignored, plan = parse() if len(raw) <= LARGE_BODY else await asyncio.to_thread(parse)
     prompts = await while_connected(request.receive, plan.encode())
 
     record = request_record(request)
@@ -118,6 +127,9 @@ async def _admit(
         for prompt_index, prompt in enumerate(prompts)
         for i in range(num_choices)
     ]
+    if len(requests) > state.ready_engine().max_open:
+        limit = state.ready_engine().max_open
+        raise InputError(f"{len(requests)} choices are more than the {limit} that this server holds", param="n")
     try:
         return await Call.admit(state, requests, num_choices)
     except InputError as error:

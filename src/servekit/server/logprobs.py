@@ -3,6 +3,7 @@
 JSON has no infinity, so an impossible token's log-probability is written as LOWEST_LOGPROB.
 """
 
+import codecs
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ def _chat_token(token_id: int, logprob: float, names: TokenNames) -> dict[str, A
     return {
         "token": names.token_text(token_id),
         "logprob": finite(logprob),
-        "bytes": list(names.token_bytes(token_id)),
+        "bytes": list(names.visible_bytes(token_id)),
     }
 
 
@@ -40,6 +41,7 @@ class CompletionLogprobs:
     def __init__(self, names: TokenNames) -> None:
         self._names = names
         self._offset = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def fields(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         """Lists of equal length: tokens, token_logprobs, top_logprobs (the chosen token is among them), text_offset."""
@@ -58,19 +60,17 @@ class CompletionLogprobs:
         return top
 
     def _advance(self, token_id: int) -> int:
-        """Where the token's first character stands. A token that continues a character stands where that began."""
-        piece = self._names.token_bytes(token_id)
-        continues = bool(piece) and _is_continuation(piece[0]) and self._offset > 0
-        start = self._offset - 1 if continues else self._offset
-        self._offset += sum(not _is_continuation(byte) for byte in piece)
+        """Where the character stands that the token's first byte belongs to, which may have begun before the token."""
+        piece = self._names.visible_bytes(token_id)
+        if not piece:
+            return self._offset
+        self._offset += len(self._decoder.decode(piece[:1]))
+        is_open = bool(self._decoder.getstate()[0])
+        start = self._offset if is_open else self._offset - 1
+        self._offset += len(self._decoder.decode(piece[1:]))
         return start
 
 
 def finite(logprob: float) -> float:
     """The value itself, or LOWEST_LOGPROB for -inf, NaN and anything below."""
     return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB
-
-
-def _is_continuation(byte: int) -> bool:
-    """Whether a byte of UTF-8 continues a character begun before it (RFC 3629)."""
-    return byte & 0xC0 == 0x80

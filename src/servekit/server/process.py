@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import TypeVar, cast
 
 import uvicorn
 
@@ -25,8 +24,6 @@ from servekit.server.app import create_app
 from servekit.server.state import ServerState
 
 log = logging.getLogger("servekit.server")
-
-T = TypeVar("T")
 
 _EXIT_MARGIN = 1
 """Seconds beyond the grace time in which error frames are written and connections closed."""
@@ -56,6 +53,7 @@ class ServerProcess:
         )
         self._loaded: LoadedEngine | None = None
         self._failure: ServekitError | None = None
+        self._cancelled = threading.Event()
 
     def run(self) -> None:
         """Serve. Returns after a signal has drained the server; raises what kept it from serving."""
@@ -82,7 +80,8 @@ class ServerProcess:
         server = _SignalledServer(config, on_signal=lambda: self._drain(server))
         work = asyncio.create_task(self._load_and_watch(server))
         await server.serve(sockets=[self._sock])
-        work.cancel()
+        self._cancelled.set()
+        await work
         if self._loaded is not None:
             await self._loaded.engine.close()
 
@@ -94,7 +93,9 @@ class ServerProcess:
 
     async def _load_and_watch(self, server: "_SignalledServer") -> None:
         try:
-            loaded = await _in_daemon_thread(lambda: load_engine(self._model, self._engine_config))
+            loaded = await asyncio.to_thread(load_engine, self._model, self._engine_config, self._check_cancelled)
+        except _LoadingCancelled:
+            return
         except ServekitError as error:
             self._failure = error
         except Exception as error:
@@ -106,19 +107,39 @@ class ServerProcess:
             self._state.props = loaded.props()
             self._state.engine = loaded.engine
             self._announce(loaded)
-            await self._watch(loaded)
+            await self._watch(loaded, server)
         if self._failure is not None:
             self._state.load_error = self._failure.message
         server.should_exit = True
 
-    async def _watch(self, loaded: LoadedEngine) -> None:
+    def _check_cancelled(self, layers_done: int, layers: int) -> None:
+        """Between two layers, on the loading thread: nobody waits for the rest any more."""
+        if self._cancelled.is_set():
+            raise _LoadingCancelled
+
+    async def _watch(self, loaded: LoadedEngine, server: "_SignalledServer") -> None:
         """Return when the engine has died, or when a signal came and the running answers have had their grace."""
         while loaded.engine.is_alive and not self._state.draining:
             await asyncio.sleep(_POLL_INTERVAL)
         if self._state.draining:
             await loaded.engine.close(self._serve_config.grace)
+            await self._hang_up(server)
         else:
             self._failure = EngineError("the engine has stopped", hint="the log above says why")
+
+    async def _hang_up(self, server: uvicorn.Server) -> None:
+        """Give clients a moment to read their last event, then close on those that do not read."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_EXIT_MARGIN):
+                while server.server_state.tasks:
+                    await asyncio.sleep(_POLL_INTERVAL)
+        for connection in list(server.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+
+
+class _LoadingCancelled(Exception):
+    """A signal came while the model was loading."""
 
 
 class _SignalledServer(uvicorn.Server):
@@ -136,29 +157,3 @@ class _SignalledServer(uvicorn.Server):
         self._signalled = True
         log.info("%s: finishing what runs; again to exit at once", signal.Signals(sig).name)
         self._on_signal()
-
-
-async def _in_daemon_thread(work: Callable[[], T]) -> T:
-    """Like asyncio.to_thread, but a signal need not wait for the work to end before the process may exit."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: Exception | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(cast(T, result))
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = work()
-        except Exception as caught:
-            error = caught
-        with contextlib.suppress(RuntimeError):  # the event loop has ended meanwhile
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, name="servekit-load", daemon=True).start()
-    return await future

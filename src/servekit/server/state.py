@@ -16,11 +16,16 @@ from servekit.errors import UnavailableError
 
 
 class TokenNames(Protocol):
-    """Single token ids as text and as bytes, for log-probabilities and echoed prompts."""
+    """Single token ids as text and as bytes, for log-probabilities and echoed prompts.
+
+    `visible_bytes` are those that reach an answer's text: none for a control token.
+    """
 
     def token_text(self, token_id: int, /) -> str: ...
 
     def token_bytes(self, token_id: int, /) -> bytes: ...
+
+    def visible_bytes(self, token_id: int, /) -> bytes: ...
 
 
 class Generation(Protocol):
@@ -36,6 +41,9 @@ class EngineFacade(Protocol):
 
     @property
     def max_model_len(self) -> int: ...
+
+    @property
+    def max_open(self) -> int: ...
 
     @property
     def tokenizer(self) -> TokenNames: ...

@@ -11,7 +11,7 @@ from contextlib import aclosing
 
 from anyio import CancelScope
 from sse_starlette import EventSourceResponse, ServerSentEvent
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from servekit.errors import ServekitError
 from servekit.server.call import Call
@@ -43,6 +43,9 @@ class EventStream(EventSourceResponse):
             # Whoever drains the server ends the generations; until then a running answer is not cut.
             shutdown_grace_period=math.inf,
         )
+        # The server decides whether a connection stays open; a second header would contradict it.
+        del self.headers["connection"]
+        self._has_ended = False
         self._call = call
         self._shape = shape
         self._on_end = on_end
@@ -50,8 +53,14 @@ class EventStream(EventSourceResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. The close stands here, not in the generator: that is never entered if the client leaves early."""
+
+        async def send_in_order(message: Message) -> None:
+            # The library's ping task may wake between the last event and the end of the body.
+            if not (self._has_ended and message.get("body") == _PING):
+                await send(message)
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, send_in_order)
         finally:
             with CancelScope(shield=True):
                 await self._call.close()
@@ -77,6 +86,7 @@ class EventStream(EventSourceResponse):
             logging.getLogger(__name__).exception("a stream failed")
             end = "error"
             yield _error_event(internal_error())
+        self._has_ended = True
         yield DONE_EVENT
         self._end = end
 
@@ -87,3 +97,6 @@ def _error_event(error: ServekitError) -> bytes:
 
 def _ping() -> ServerSentEvent:
     return ServerSentEvent(comment="ping", sep="\n")
+
+
+_PING = _ping().encode()

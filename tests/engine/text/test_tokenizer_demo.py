@@ -8,7 +8,7 @@ import transformers
 from servekit.engine.text.tokenizer import Tokenizer
 from servekit.store.resolve import LocalModel, find_model
 
-pytestmark = [pytest.mark.demo, pytest.mark.xdist_group("demo")]
+pytestmark = pytest.mark.demo
 
 TEXTS = [
     "The capital of France is Paris.",

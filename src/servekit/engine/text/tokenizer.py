@@ -166,6 +166,10 @@ class Tokenizer:
         self._bytes_cache[token_id] = data
         return data
 
+    def visible_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token adds to an answer's text: none for a special token."""
+        return b"" if token_id in self._special_ids else self.token_bytes(token_id)
+
     def token_text(self, token_id: int) -> str:
         """A token by itself as text; bytes that are no character of their own become U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
@@ -181,12 +185,12 @@ class Tokenizer:
         is a real one and is kept.
         """
         strip = self._bytes.strips_leading_space and not continues_text
-        return Detokenizer(self._visible_bytes, strip_leading_space=strip)
+        return Detokenizer(self.visible_bytes, strip_leading_space=strip)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of all `token_ids`; the same as a detokeniser gives piece by piece."""
         detokenizer = Detokenizer(
-            self._visible_bytes if skip_special_tokens else self.token_bytes,
+            self.visible_bytes if skip_special_tokens else self.token_bytes,
             strip_leading_space=self._bytes.strips_leading_space,
         )
         return "".join(map(detokenizer.push, token_ids)) + detokenizer.flush()
@@ -194,9 +198,6 @@ class Tokenizer:
     def _marked(self, message: Message) -> Message:
         forged = self._forged_by_assistant if message.get("role") == "assistant" else self._forged
         return cast(Message, forged.mark(message))
-
-    def _visible_bytes(self, token_id: int) -> bytes:
-        return b"" if token_id in self._special_ids else self.token_bytes(token_id)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
