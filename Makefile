@@ -24,15 +24,15 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) install --quiet --constraint constraints.txt --editable .
+	$(PIP) install --constraint constraints.txt --editable .
 	@touch $@
 
 $(VENV)/.tested: $(VENV)/.installed
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[test]'
+	$(PIP) install --constraint constraints.txt --editable '.[test]'
 	@touch $@
 
 $(VENV)/.linted: $(VENV)/.tested
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[test,dev]'
+	$(PIP) install --constraint constraints.txt --editable '.[test,dev]'
 	@touch $@
 
 clean:

@@ -38,7 +38,7 @@ _ROWS: list[set[str]] = [
     {"engine.engine", "engine.load"},
     {"server"},
     {"bench"},
-    {"cli"},
+    {"cli", "__main__"},
 ]
 _WITHOUT_TORCH = {"", "errors", "units", "config", "kvcalc", "store", "engine.core", "engine.spec", "engine.output"}
 _HEAVY = {"torch", "transformers"}

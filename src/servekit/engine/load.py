@@ -75,7 +75,8 @@ class LoadedEngine:
 
     def props(self) -> dict[str, Any]:
         """What `GET /props` shows: the resolved config, why, and the KV pool."""
-        kv = {**asdict(self.plan), "dtype": self.config.kv_dtype, "allocated_bytes": self.kv_bytes}
+        # The bytes are those of the tensors: `servekit kv --check` compares them with a plan of its own.
+        kv = {**asdict(self.plan), "kv_bytes": self.kv_bytes, "dtype": self.config.kv_dtype}
         return {
             "model": self.engine.model_name,
             "device": self.device.describe(),
