@@ -295,6 +295,34 @@ class TestAdmission:
                 await engine.encode_text("a" * 100_000_000)
 
 
+async def test_slots_show_what_runs() -> None:
+    runner = GatedRunner()
+    async with running(runner, max_num_seqs=2) as engine:
+        assert await engine.slots() == []
+        generations = [engine.generate(request("abcdefgh", str(i), max_tokens=9)) for i in range(3)]
+        runner.release(2)
+        for generation in generations[:2]:
+            await anext(generation)
+        # The next step is held: the answer comes when it has been let go.
+        asking = asyncio.create_task(engine.slots())
+        await asyncio.sleep(0)
+        runner.release(1)
+        rows = await asking
+        assert [(row.slot, row.request_id, row.state, row.prompt_tokens) for row in rows] == [
+            (0, "0", "decode", 8),
+            (1, "1", "decode", 8),
+        ]
+        assert all(row.output_tokens in (2, 3) and row.blocks == 3 for row in rows)
+        assert all(row.queue_ms >= 0 and row.prefill_ms > 0 and row.decode_ms >= 0 for row in rows)
+
+
+async def test_asking_a_closed_engine_for_its_slots_is_refused() -> None:
+    async with running() as engine:
+        await engine.close()
+        with pytest.raises(UnavailableError):
+            await engine.slots()
+
+
 async def test_seeds_are_drawn_for_choices_that_have_none() -> None:
     async with running() as engine:
         first, second = (engine.generate(request("ab", name, temperature=1.0)).request for name in "xy")

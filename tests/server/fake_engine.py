@@ -9,11 +9,13 @@ from typing import Any, Self
 
 from servekit.engine.core.request import FinishReason, Request, RequestTimings
 from servekit.engine.engine import EngineStats
+from servekit.engine.loop import SlotState
 from servekit.engine.output import Chunk, SamplingDefaults, Usage
 from servekit.errors import ContextLengthError
 
 VOCAB_SIZE = 256
 STATS = EngineStats(1, 1, 0, 3, 2, 5, 10, 0, 40, 16, 7, 90, 0.5, 0.6)
+SLOT = SlotState(0, "r-0", "decode", 5, 0, 6, 2, 1, 0, 0, 0.5, 20.0, 40.0)
 TIMINGS = RequestTimings(queue=0.001, prefill=0.02, decode=0.04, num_preemptions=1)
 
 
@@ -108,6 +110,9 @@ class FakeEngine:
 
     def stats(self) -> EngineStats:
         return STATS
+
+    async def slots(self) -> list[SlotState]:
+        return [SLOT]
 
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], /) -> tuple[int, ...]:
         if self.encode_error is not None:

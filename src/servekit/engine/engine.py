@@ -10,7 +10,7 @@ from typing import Any
 from servekit.engine.core.request import Request, Update
 from servekit.engine.core.scheduler import Scheduler
 from servekit.engine.generation import Generation
-from servekit.engine.loop import Abort, Add, EngineLoop, Stop
+from servekit.engine.loop import Abort, Add, EngineLoop, Inspect, SlotState, Stop
 from servekit.engine.output import SamplingDefaults
 from servekit.engine.step import Runner
 from servekit.engine.text.tokenizer import Tokenizer
@@ -69,6 +69,7 @@ class Engine:
         self._generations: dict[str, Generation] = {}
         self._loop = EngineLoop(scheduler, runner, self._deliver, self._died)
         self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._inspections: set[asyncio.Future[list[SlotState]]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
@@ -142,6 +143,22 @@ class Engine:
             step_seconds=loop.step_seconds,
         )
 
+    async def slots(self) -> list[SlotState]:
+        """Every running sequence, as it stands between two steps. Raises UnavailableError when the engine has died."""
+        if not self.is_alive:
+            raise UnavailableError("the engine has stopped")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[SlotState]] = loop.create_future()
+        self._inspections.add(future)
+        future.add_done_callback(self._inspections.discard)
+
+        def settle(rows: list[SlotState]) -> None:
+            if not future.done():
+                future.set_result(rows)
+
+        self._loop.send(Inspect(lambda rows: loop.call_soon_threadsafe(settle, rows)))
+        return await future
+
     async def close(self, grace: float = 0.0) -> None:
         """Refuse new requests, give the running ones `grace` seconds, then end the thread."""
         self._draining = True
@@ -152,6 +169,12 @@ class Engine:
             generation.fail("the server is shutting down")
         self._loop.send(Stop())
         await asyncio.to_thread(self._loop.join)
+        self._end_inspections()
+
+    def _end_inspections(self) -> None:
+        for future in list(self._inspections):
+            if not future.done():
+                future.set_exception(UnavailableError("the engine has stopped"))
 
     def _refuse_oversized(self, text: str, param: str) -> None:
         """A token stands for so many characters at most, so megabytes need no tokenizing to be known as too long."""
@@ -206,6 +229,7 @@ class Engine:
 
     def _bury(self, error: BaseException) -> None:
         self._death = error
+        self._end_inspections()
         for generation in list(self._generations.values()):
             generation.fail("the engine has stopped")
             self._forget(generation.request.request_id)

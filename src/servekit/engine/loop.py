@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from servekit.engine.core.request import FinishReason, Request, SampledToken, Update
 from servekit.engine.core.scheduler import ScheduleOutput, Scheduler, SchedulerStats
+from servekit.engine.core.sequence import Sequence
 from servekit.engine.step import Runner, StepTokens
 
 log = logging.getLogger("servekit.engine")
@@ -37,7 +38,36 @@ class Stop:
     """End the thread; what is still running is finished with ABORT."""
 
 
-Message = Add | Abort | Stop
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Hand the state of every slot to `answer`, on the engine thread, between two steps."""
+
+    answer: Callable[[list["SlotState"]], object]
+
+
+Message = Add | Abort | Stop | Inspect
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """One running sequence. Milliseconds: `prefill_ms` and `decode_ms` so far.
+
+    `shared_blocks` of its `blocks` are in use by another sequence as well.
+    """
+
+    slot: int
+    request_id: str
+    state: str
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    blocks: int
+    shared_blocks: int
+    preemptions: int
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +155,9 @@ class EngineLoop:
                 self._scheduler.add(message.request, time.monotonic())
             elif isinstance(message, Abort):
                 self._scheduler.abort(message.request_id)
+            elif isinstance(message, Inspect):
+                now = time.monotonic()
+                message.answer([self._slot_state(seq, now) for seq in self._scheduler.running])
             else:
                 self._stopping = True
 
@@ -172,6 +205,25 @@ class EngineLoop:
                 failures.append(Update(request_id, finish_reason=FinishReason.ERROR, error=error))
                 tokens.append(SampledToken(0) if scheduled.needs_sample else None)
         return tokens, failures
+
+    def _slot_state(self, seq: Sequence, now: float) -> SlotState:
+        assert seq.first_scheduled_time is not None, f"{seq} runs, but was never scheduled"
+        first_token = seq.first_token_time
+        return SlotState(
+            slot=seq.slot,
+            request_id=seq.request.request_id,
+            state="prefill" if first_token is None else "decode",
+            prompt_tokens=seq.num_prompt_tokens,
+            cached_tokens=seq.num_cached_tokens,
+            computed_tokens=seq.num_computed_tokens,
+            output_tokens=seq.num_output_tokens,
+            blocks=len(seq.block_table),
+            shared_blocks=sum(self._scheduler.pool.ref_count(block_id) > 1 for block_id in seq.block_table),
+            preemptions=seq.num_preemptions,
+            queue_ms=1e3 * (seq.first_scheduled_time - seq.arrival_time),
+            prefill_ms=1e3 * ((first_token or now) - seq.first_scheduled_time),
+            decode_ms=0.0 if first_token is None else 1e3 * (now - first_token),
+        )
 
     def _snapshot(self) -> LoopStats:
         return LoopStats(

@@ -3,6 +3,7 @@
 from dataclasses import asdict
 
 import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -31,6 +32,8 @@ def create_app(state: ServerState) -> Starlette:
             Route("/v1/models/{model_id:path}", routes.model, methods=["GET"]),
             Route("/health", routes.health, methods=["GET"]),
             Route("/props", routes.props, methods=["GET"]),
+            Route("/slots", routes.slots, methods=["GET"]),
+            Route("/metrics", routes.metrics, methods=["GET"]),
         ],
         middleware=[Middleware(AccessLog)],
         exception_handlers={
@@ -76,6 +79,15 @@ class Routes:
         """What the server resolved its configuration to, and how full it is now."""
         engine = self._state.ready_engine()
         return _json({**self._state.props, "state": asdict(engine.stats())})
+
+    async def slots(self, request: Request) -> Response:
+        """One row for each sequence that runs now."""
+        return _json([asdict(row) for row in await self._state.ready_engine().slots()])
+
+    async def metrics(self, request: Request) -> Response:
+        """Counters, gauges and histograms for Prometheus."""
+        text = self._state.metrics.render(self._state.ready_engine().stats())
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     def _model_fields(self) -> dict[str, object]:
         return {

@@ -4,6 +4,7 @@ It must not know what an answer looks like.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ class Call:
         self._generations: list[Generation] = []
         self._usages = [Usage(len(request.prompt_token_ids)) for request in requests]
         self._timings: list[RequestTimings | None] = [None] * len(requests)
+        self._last_token_at: list[float | None] = [None] * len(requests)
         self._num_finished = 0
 
     @classmethod
@@ -80,6 +82,7 @@ class Call:
         async with aclosing(self._arrivals()) as arrivals:
             async for index, chunk in arrivals:
                 self._usages[index] = chunk.usage
+                self._measure(index, chunk)
                 if chunk.finish_reason is not None:
                     self._timings[index] = chunk.timings
                     if chunk.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
@@ -88,6 +91,18 @@ class Call:
                 yield index, chunk
         if self._num_finished < self.num_choices:
             raise EngineError("an answer ended without a reason")
+
+    def _measure(self, index: int, chunk: Chunk) -> None:
+        metrics, now, arrival = self._state.metrics, time.monotonic(), self._requests[index].arrival_time
+        last = self._last_token_at[index]
+        if chunk.token_ids:
+            if last is None:
+                metrics.first_token(now - arrival)
+            else:
+                metrics.next_tokens(now - last, len(chunk.token_ids))
+            self._last_token_at[index] = now
+        if chunk.finish_reason is not None:
+            metrics.finished(chunk.finish_reason, chunk.usage, chunk.timings, now - arrival)
 
     async def collect(self) -> list[CollectedChoice]:
         """All choices, whole. Raises as `chunks` does."""

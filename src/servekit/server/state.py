@@ -11,8 +11,10 @@ from typing import Any, Protocol
 
 from servekit.engine.core.request import Request
 from servekit.engine.engine import EngineStats
+from servekit.engine.loop import SlotState
 from servekit.engine.output import Chunk, SamplingDefaults
 from servekit.errors import UnavailableError
+from servekit.server.metrics import ServerMetrics
 
 
 class TokenNames(Protocol):
@@ -58,6 +60,8 @@ class EngineFacade(Protocol):
 
     def stats(self) -> EngineStats: ...
 
+    async def slots(self) -> list[SlotState]: ...
+
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], /) -> tuple[int, ...]: ...
 
     async def encode_text(self, text: str, /) -> tuple[int, ...]: ...
@@ -78,8 +82,12 @@ class ServerState:
     draining: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     props: dict[str, Any] = field(default_factory=dict)
+    metrics: ServerMetrics = field(init=False)
     body_limit: int = 8 * 2**20
     ping_interval: float = 15.0
+
+    def __post_init__(self) -> None:
+        self.metrics = ServerMetrics(self.model_name)
 
     @property
     def status(self) -> str:

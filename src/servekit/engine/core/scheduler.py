@@ -261,6 +261,11 @@ class Scheduler:
                 updates.append(self._append(seq, sampled, now))
         return updates
 
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        """The sequences that hold slots, first come first."""
+        return tuple(self._running)
+
     def stats(self) -> SchedulerStats:
         """How full everything is."""
         pool = self.pool
