@@ -10,7 +10,7 @@ import typer
 from typer.exceptions import TyperException
 
 from servekit import __version__
-from servekit.cli import kv, models, pull, serve
+from servekit.cli import bench, cost, kv, models, pull, serve
 from servekit.errors import ConfigError, EngineError, ServekitError
 
 app = typer.Typer(
@@ -23,6 +23,8 @@ app = typer.Typer(
 )
 app.command("serve")(serve.serve)
 app.command("kv")(kv.kv)
+app.add_typer(bench.app, name="bench")
+app.command("cost")(cost.cost)
 app.command("pull")(pull.pull)
 app.add_typer(models.app, name="models")
 
@@ -60,7 +62,8 @@ def run(args: list[str]) -> int:
         return error.exit_code
     except TyperException as error:
         if message := error.format_message():  # a bare `servekit` has printed its help and has nothing to add
-            known = {command.name for command in app.registered_commands} | {"models"}
+            known = {command.name for command in app.registered_commands}
+            known |= {group.name for group in app.registered_groups}
             command = f" {args[0]}" if args[0] in known else ""
             _report(ConfigError(message, hint=f"see `servekit{command} --help`"))
         return ConfigError.exit_code

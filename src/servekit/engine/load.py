@@ -60,9 +60,14 @@ class OpenModel:
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """An engine that has not been started, and what was decided on the way. `kv_bytes` is measured, `plan` promised."""
+    """An engine that has not been started, and what was decided on the way. `kv_bytes` is measured, `plan` promised.
+
+    `runner` and `limits` are what the engine was made of, for whoever drives steps without it.
+    """
 
     engine: Engine
+    runner: ModelRunner
+    limits: SchedulerConfig
     config: EngineConfig
     reasons: Reasons
     plan: PoolPlan
@@ -144,10 +149,12 @@ def load_engine(model: OpenModel, config: EngineConfig, progress: Progress | Non
         dtype=_DTYPES[config.kv_dtype],
         device=device.torch_device,
     )
+    limits = _scheduler_config(config, plan, tokenizer, model.files)
+    runner = ModelRunner(decoder, cache, Sampler(tokenizer.eos_token_ids), device.torch_device)
     engine = Engine(
         model_name=model.files.name,
-        scheduler=Scheduler(_scheduler_config(config, plan, tokenizer, model.files)),
-        runner=ModelRunner(decoder, cache, Sampler(tokenizer.eos_token_ids), device.torch_device),
+        scheduler=Scheduler(limits),
+        runner=runner,
         tokenizer=tokenizer,
         vocab_size=spec.vocab_size,
         max_model_len=plan.max_model_len,
@@ -156,6 +163,8 @@ def load_engine(model: OpenModel, config: EngineConfig, progress: Progress | Non
     )
     return LoadedEngine(
         engine=engine,
+        runner=runner,
+        limits=limits,
         config=replace(config, attention=backend.name),  # type: ignore[arg-type]  # backends are named by the choices
         reasons=reasons,
         plan=plan,

@@ -1,0 +1,64 @@
+"""What this machine reaches at best: bytes a second out of its memory, and operations a second in a dtype.
+
+A spec sheet says what nobody reaches; these are measured by the same library, threads and device that run the model,
+with nothing but one long copy, one long sum and one large matrix product.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from servekit.bench.offline_roofline import Ceilings
+
+_BYTES: Final = {"cpu": 256 * 2**20, "cuda": 2 * 2**30}
+_MATRIX: Final = {"cpu": 1024, "cuda": 8192}
+_SECONDS: Final = 0.5
+
+
+def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
+    """Takes about two seconds, with as many threads as torch is set to."""
+    with torch.inference_mode():
+        return Ceilings(
+            bytes_per_s=max(_read_rate(device), _copy_rate(device)),
+            flops_per_s=_product_rate(device, dtype),
+            dtype=str(dtype).removeprefix("torch."),
+        )
+
+
+def _read_rate(device: torch.device) -> float:
+    source = torch.ones(_BYTES[device.type] // 4, dtype=torch.float32, device=device)
+    return source.nbytes / _best(lambda: source.sum(), device)
+
+
+def _copy_rate(device: torch.device) -> float:
+    source = torch.ones(_BYTES[device.type] // 4, dtype=torch.float32, device=device)
+    target = torch.zeros_like(source)
+    return 2 * source.nbytes / _best(lambda: target.copy_(source), device)
+
+
+def _product_rate(device: torch.device, dtype: torch.dtype) -> float:
+    size = _MATRIX[device.type]
+    left = torch.ones(size, size, dtype=dtype, device=device)
+    right = torch.ones(size, size, dtype=dtype, device=device)
+    return 2 * size**3 / _best(lambda: torch.nn.functional.linear(left, right), device)
+
+
+def _best(run: Callable[[], object], device: torch.device) -> float:
+    """Seconds of the fastest of as many runs as fit in half a second, three at least; the first only warms up."""
+    run()
+    _wait(device)
+    best, deadline, rounds = float("inf"), time.perf_counter() + _SECONDS, 0
+    while rounds < 3 or time.perf_counter() < deadline:
+        began = time.perf_counter()
+        run()
+        _wait(device)
+        best = min(best, time.perf_counter() - began)
+        rounds += 1
+    return best
+
+
+def _wait(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
