@@ -19,6 +19,7 @@ from servekit.server.body import decode_body, ignored_header, read_body
 from servekit.server.call import Call
 from servekit.server.connection import while_connected
 from servekit.server.errors import ModelNotFoundError
+from servekit.server.gate import key_holder
 from servekit.server.params import for_choice
 from servekit.server.schema import GenerationBody
 from servekit.server.shape import AnswerHead, Shape
@@ -60,7 +61,7 @@ async def answer(
     Raises ServekitError, before the first byte is sent, and ClientDisconnect when there is nobody left to answer.
     """
     engine = state.ready_engine()
-    raw = await read_body(request, state.body_limit)
+    raw = await read_body(request, state.body_limit, state.read_timeout)
 
     def parse() -> tuple[B, tuple[str, ...], Plan]:
         body, ignored = decode_body(raw, kind)
@@ -78,7 +79,7 @@ async def answer(
     include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     shape = plan.shape(head, prompts, include_usage=include_usage)
     headers = {"x-servekit-ignored": ignored_header(ignored)} if ignored else {}
-    call = await _admit(state, body, plan, prompts, head.id, record)
+    call = await _admit(state, body, plan, prompts, head.id, record, key_holder(request.scope))
     if body.stream:
         return EventStream(
             call,
@@ -111,8 +112,9 @@ async def _admit(
     prompts: list[tuple[int, ...]],
     call_id: str,
     record: RequestRecord,
+    holder: str,
 ) -> Call:
-    """One engine request for every choice of every prompt."""
+    """One engine request for every choice of every prompt. Holders of different keys share no cached prefix."""
     num_choices = body.n or 1
     requests = [
         Request(
@@ -122,7 +124,7 @@ async def _admit(
             arrival_time=record.arrival,
             priority=body.priority or 0,
             continues_text=plan.continues_text,
-            cache_salt=body.cache_salt or "",
+            cache_salt=holder + (body.cache_salt or ""),
         )
         for prompt_index, prompt in enumerate(prompts)
         for i in range(num_choices)

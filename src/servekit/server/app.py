@@ -16,7 +16,9 @@ from servekit.server.access_log import AccessLog
 from servekit.server.answer import answer, check_model
 from servekit.server.chat import ChatPlan
 from servekit.server.completions import CompletionPlan
+from servekit.server.cors import Cors
 from servekit.server.errors import handle_disconnect, handle_http_exception, handle_servekit_error
+from servekit.server.gate import Gate
 from servekit.server.schema import ChatBody, CompletionBody
 from servekit.server.state import ServerState
 
@@ -35,7 +37,11 @@ def create_app(state: ServerState) -> Starlette:
             Route("/slots", routes.slots, methods=["GET"]),
             Route("/metrics", routes.metrics, methods=["GET"]),
         ],
-        middleware=[Middleware(AccessLog)],
+        middleware=[
+            Middleware(AccessLog),
+            Middleware(Cors, origins=state.security.origins),
+            Middleware(Gate, security=state.security),
+        ],
         exception_handlers={
             ServekitError: handle_servekit_error,
             HTTPException: handle_http_exception,

@@ -3,6 +3,7 @@
 It must not know what the fields mean. Nothing of the client's text is repeated in an error but what names a field.
 """
 
+import asyncio
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
@@ -11,27 +12,37 @@ import msgspec
 from starlette.requests import Request
 
 from servekit.errors import InputError
-from servekit.server.errors import BodyTooLargeError
+from servekit.server.errors import BodyTooLargeError, SlowBodyError
 from servekit.server.schema import ChatBody, ContentPart, GenerationBody, Message, StreamOptions
 from servekit.server.unsupported import HARMLESS_VALUES, refuse_unsupported
 
 B = TypeVar("B", bound=GenerationBody)
+
+MAX_DEPTH = 64
+"""Levels of lists and objects in a body; what reads them further on may be recursive."""
 
 MAX_ERROR_CHARS = 300
 MAX_NAMES_IGNORED = 32
 MAX_NAME_CHARS = 64
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Raises BodyTooLargeError as soon as it is known to pass `limit` bytes."""
+async def read_body(request: Request, limit: int, timeout: float) -> bytes:
+    """The whole body. Raises BodyTooLargeError as soon as it is known to pass `limit` bytes.
+
+    Raises SlowBodyError when it is not there after `timeout` seconds, however steadily it trickles in.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(limit)
     body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > limit:
-            raise _too_large(limit)
+    try:
+        async with asyncio.timeout(timeout):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > limit:
+                    raise _too_large(limit)
+    except TimeoutError:
+        raise SlowBodyError(f"the request body did not arrive within {timeout:g} seconds") from None
     return bytes(body)
 
 
@@ -45,6 +56,7 @@ def decode_body(raw: bytes, kind: type[B]) -> tuple[B, tuple[str, ...]]:
         document = msgspec.json.decode(raw.decode("utf-8"))
         if not isinstance(document, dict):
             raise InputError("the request body must be a JSON object")
+        _check_depth(document)
         refuse_unsupported(document)
         body = msgspec.convert(document, kind)
     except UnicodeDecodeError as error:
@@ -65,6 +77,16 @@ def ignored_header(names: tuple[str, ...]) -> str:
     if len(shown) > MAX_NAMES_IGNORED:
         shown[MAX_NAMES_IGNORED:] = ["..."]
     return ",".join(shown)
+
+
+def _check_depth(document: Mapping[str, Any]) -> None:
+    level: list[Any] = [document]
+    for _ in range(MAX_DEPTH):
+        values = (value for item in level for value in (item.values() if isinstance(item, dict) else item))
+        level = [value for value in values if isinstance(value, dict | list)]
+        if not level:
+            return
+    raise InputError(f"the request body is nested more than {MAX_DEPTH} levels deep")
 
 
 def _too_large(limit: int) -> BodyTooLargeError:

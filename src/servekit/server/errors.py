@@ -20,6 +20,56 @@ class BodyTooLargeError(InputError):
     code = "body_too_large"
 
 
+class SlowBodyError(InputError):
+    """The request body did not arrive in time."""
+
+    http_status = 408
+    code = "request_timeout"
+
+
+class UriTooLongError(InputError):
+    """The request target is longer than the server reads."""
+
+    http_status = 414
+    code = "uri_too_long"
+
+
+class HeadersTooLargeError(InputError):
+    """The request headers are larger, or more, than the server reads."""
+
+    http_status = 431
+    code = "headers_too_large"
+
+
+class MediaTypeError(InputError):
+    """The request body is not plain JSON."""
+
+    http_status = 415
+    code = "unsupported_media_type"
+
+
+class HostNotClearError(InputError):
+    """The request does not say once to which host it goes."""
+
+    code = "invalid_host"
+
+
+class HostNotAllowedError(InputError):
+    """The request goes to a name that is not this server's."""
+
+    http_status = 403
+    error_type = "permission_error"
+    code = "host_not_allowed"
+
+
+class UnauthorizedError(InputError):
+    """The request has no valid API key."""
+
+    http_status = 401
+    error_type = "authentication_error"
+    code = "invalid_api_key"
+
+
 class MethodNotAllowedError(InputError):
     """The route exists, but not for this method."""
 
@@ -31,6 +81,18 @@ class ModelNotFoundError(NotFoundError):
     """The request names a model that this server does not serve."""
 
     code = "model_not_found"
+
+
+_BODY_UNREAD = (
+    BodyTooLargeError,
+    SlowBodyError,
+    UriTooLongError,
+    HeadersTooLargeError,
+    MediaTypeError,
+    HostNotClearError,
+    HostNotAllowedError,
+    UnauthorizedError,
+)
 
 
 def error_body(error: ServekitError) -> bytes:
@@ -50,7 +112,9 @@ def error_response(error: ServekitError) -> Response:
     headers = {}
     if isinstance(error, OverloadedError):
         headers["retry-after"] = str(error.retry_after_s)
-    if isinstance(error, BodyTooLargeError):
+    if isinstance(error, UnauthorizedError):
+        headers["www-authenticate"] = "Bearer"
+    if isinstance(error, _BODY_UNREAD):
         # The rest of the body is still under way and will not be read.
         headers["connection"] = "close"
     return Response(error_body(error), error.http_status, headers, media_type="application/json")

@@ -15,6 +15,7 @@ from servekit.engine.loop import SlotState
 from servekit.engine.output import Chunk, SamplingDefaults
 from servekit.errors import UnavailableError
 from servekit.server.metrics import ServerMetrics
+from servekit.server.security import Security
 
 
 class TokenNames(Protocol):
@@ -72,8 +73,8 @@ class ServerState:
     """Shared by the routes and by whoever loads and ends the engine.
 
     `engine` is None while the model loads; `load_error` says why it never will be there. `draining` is set when the
-    server stops taking requests. `created` is in seconds since the epoch, `body_limit` in bytes, `ping_interval` in
-    seconds. `props` is what `GET /props` shows.
+    server stops taking requests. `created` is in seconds since the epoch, `body_limit` in bytes, `ping_interval` and
+    `read_timeout` (for a whole body) in seconds. `props` is what `GET /props` shows.
     """
 
     model_name: str
@@ -85,6 +86,8 @@ class ServerState:
     metrics: ServerMetrics = field(init=False)
     body_limit: int = 8 * 2**20
     ping_interval: float = 15.0
+    read_timeout: float = 30.0
+    security: Security = field(default_factory=Security)
 
     def __post_init__(self) -> None:
         self.metrics = ServerMetrics(self.model_name)
