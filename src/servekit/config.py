@@ -78,21 +78,25 @@ class ServeConfig:
     sse_ping_interval: float = 15.0
     read_timeout: float = 30.0
     write_timeout: float = 30.0
+    request_timeout: float | None = None
+    unknown_params: Literal["refuse", "warn"] = "warn"
     api_key: str | None = field(default=None, repr=False)
     api_key_file: str | None = None
     allow_unauthenticated: bool = False
     allowed_host: str | None = None
     cors_origin: str | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise _bad("port", f"must be from 0 to 65535, not {self.port}")
         if self.grace < 0:
             raise _bad("grace", f"must not be negative, not {self.grace}")
-        for name in ("sse_ping_interval", "read_timeout", "write_timeout"):
-            if getattr(self, name) <= 0:
-                raise _bad(name, f"must be over 0, not {getattr(self, name)}")
+        for name in ("sse_ping_interval", "read_timeout", "write_timeout", "request_timeout"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise _bad(name, f"must be over 0, not {value}")
         if self.max_body < 1024:
             raise _bad("max_body", f"must be at least 1KiB, not {self.max_body}")
         for origin in (self.cors_origin or "").split(","):

@@ -44,6 +44,18 @@ def serve(
         float | None,
         typer.Option(help="Seconds after which a client that does not read is cut off. [30]", rich_help_panel=_SERVER),
     ] = None,
+    request_timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds from a request's arrival to its last token. [no limit]", rich_help_panel=_SERVER),
+    ] = None,
+    unknown_params: Annotated[
+        str | None,
+        typer.Option(
+            help="Fields that nobody knows: refuse them, or warn in a header. [warn]",
+            metavar="[refuse|warn]",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
     api_key: Annotated[
         str | None,
         typer.Option(
@@ -74,6 +86,9 @@ def serve(
     ] = None,
     log_level: Annotated[
         str | None, typer.Option(help="debug, info, warning or error. [info]", rich_help_panel=_SERVER)
+    ] = None,
+    log_format: Annotated[
+        str | None, typer.Option(help="text or json, one line a record. [text]", rich_help_panel=_SERVER)
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="TOML file with any of these options, by name.", rich_help_panel=_SERVER)
@@ -156,7 +171,7 @@ def run(flags: dict[str, Any], config: Path | None) -> None:
 
     began = time.monotonic()
     engine_config, serve_config = resolve_config(flags, os.environ, config)
-    setup_logging(serve_config.log_level)
+    setup_logging(serve_config.log_level, serve_config.log_format)
 
     from servekit.server.security import security_of, warning_of
     from servekit.server.socket import bind, url_of

@@ -15,18 +15,17 @@ from starlette.responses import Response
 from servekit.engine.core.request import Request, SamplingParams
 from servekit.errors import InputError
 from servekit.server.access_log import RequestRecord, request_record
-from servekit.server.body import decode_body, ignored_header, read_body
+from servekit.server.body import MAX_NAME_CHARS, decode_body, ignored_header, read_body
 from servekit.server.call import Call
 from servekit.server.connection import while_connected
-from servekit.server.errors import ModelNotFoundError
 from servekit.server.gate import key_holder
+from servekit.server.model_name import check_model
 from servekit.server.params import for_choice
 from servekit.server.schema import GenerationBody
 from servekit.server.shape import AnswerHead, Shape
 from servekit.server.state import EngineFacade, ServerState
 from servekit.server.stream import EventStream
 
-MAX_MODEL_CHARS = 100
 LARGE_BODY = 64 * 1024
 """Bytes from which a body is parsed in a worker thread."""
 
@@ -64,11 +63,7 @@ async def answer(
     raw = await read_body(request, state.body_limit, state.read_timeout)
 
     def parse() -> tuple[B, tuple[str, ...], Plan]:
-        body, ignored = decode_body(raw, kind)
-        check_model(body.model, state)
-        if body.stream_options is not None and not body.stream:
-            raise InputError("stream_options needs stream: true", param="stream_options")
-        return body, ignored, plan_for(body, engine)
+        return parse_plan(raw, state, kind, lambda body: plan_for(body, engine))
 
     # A small body is parsed faster than a thread is woken; a large one must not keep others waiting.
     body, ignored, plan = parse() if len(raw) <= LARGE_BODY else await asyncio.to_thread(parse)
@@ -96,13 +91,21 @@ async def answer(
         record.note(state.model_name, call)
 
 
-def check_model(name: str | None, state: ServerState) -> None:
-    """Raise ModelNotFoundError unless `name` is the served model's, letter by letter, or absent."""
-    if name is not None and name != state.model_name:
-        shown = name if len(name) <= MAX_MODEL_CHARS else f"{name[:MAX_MODEL_CHARS]}..."
-        raise ModelNotFoundError(
-            f"the model {shown!r} is not served here", hint=f"this server serves {state.model_name!r}", param="model"
+def parse_plan(
+    raw: bytes, state: ServerState, kind: type[B], plan_for: Callable[[B], Plan]
+) -> tuple[B, tuple[str, ...], Plan]:
+    """The typed body, the names of fields that are ignored, and the plan. Raises InputError and its kinds."""
+    body, ignored = decode_body(raw, kind)
+    check_model(body.model, state)
+    if ignored and state.refuse_unknown:
+        raise InputError(
+            f"{ignored[0][:MAX_NAME_CHARS]} is not a field that this server knows",
+            hint="leave it out, or start the server with --unknown-params warn",
+            param=ignored[0][:MAX_NAME_CHARS],
         )
+    if body.stream_options is not None and not body.stream:
+        raise InputError("stream_options needs stream: true", param="stream_options")
+    return body, ignored, plan_for(body)
 
 
 async def _admit(
@@ -114,9 +117,30 @@ async def _admit(
     record: RequestRecord,
     holder: str,
 ) -> Call:
+    requests = engine_requests(body, plan, prompts, call_id, record, holder)
+    if len(requests) > state.ready_engine().max_open:
+        limit = state.ready_engine().max_open
+        raise InputError(f"{len(requests)} choices are more than the {limit} that this server holds", param="n")
+    try:
+        return await Call.admit(state, requests, body.n or 1)
+    except InputError as error:
+        # The engine knows a prompt, not the field that it came in.
+        if error.param in ("messages", "prompt"):
+            error.param = plan.prompt_param
+        raise
+
+
+def engine_requests(
+    body: GenerationBody,
+    plan: Plan,
+    prompts: Sequence[tuple[int, ...]],
+    call_id: str,
+    record: RequestRecord,
+    holder: str,
+) -> list[Request]:
     """One engine request for every choice of every prompt. Holders of different keys share no cached prefix."""
     num_choices = body.n or 1
-    requests = [
+    return [
         Request(
             request_id=f"{call_id}-{prompt_index * num_choices + i}",
             prompt_token_ids=prompt,
@@ -129,13 +153,3 @@ async def _admit(
         for prompt_index, prompt in enumerate(prompts)
         for i in range(num_choices)
     ]
-    if len(requests) > state.ready_engine().max_open:
-        limit = state.ready_engine().max_open
-        raise InputError(f"{len(requests)} choices are more than the {limit} that this server holds", param="n")
-    try:
-        return await Call.admit(state, requests, num_choices)
-    except InputError as error:
-        # The engine knows a prompt, not the field that it came in.
-        if error.param in ("messages", "prompt"):
-            error.param = plan.prompt_param
-        raise

@@ -13,14 +13,17 @@ from starlette.routing import Route
 
 from servekit.errors import ServekitError
 from servekit.server.access_log import AccessLog
-from servekit.server.answer import answer, check_model
+from servekit.server.answer import answer
 from servekit.server.chat import ChatPlan
 from servekit.server.completions import CompletionPlan
 from servekit.server.cors import Cors
 from servekit.server.errors import handle_disconnect, handle_http_exception, handle_servekit_error
 from servekit.server.gate import Gate
+from servekit.server.model_name import check_model
+from servekit.server.preflight import preflight
 from servekit.server.schema import ChatBody, CompletionBody
 from servekit.server.state import ServerState
+from servekit.server.tokens import detokenize, tokenize
 
 
 def create_app(state: ServerState) -> Starlette:
@@ -30,6 +33,9 @@ def create_app(state: ServerState) -> Starlette:
         routes=[
             Route("/v1/chat/completions", routes.chat, methods=["POST"]),
             Route("/v1/completions", routes.completions, methods=["POST"]),
+            Route("/v1/preflight", routes.preflight, methods=["POST"]),
+            Route("/tokenize", routes.tokenize, methods=["POST"]),
+            Route("/detokenize", routes.detokenize, methods=["POST"]),
             Route("/v1/models", routes.models, methods=["GET"]),
             Route("/v1/models/{model_id:path}", routes.model, methods=["GET"]),
             Route("/health", routes.health, methods=["GET"]),
@@ -67,6 +73,18 @@ class Routes:
         """Continue raw prompts."""
         return await answer(request, self._state, CompletionBody, CompletionPlan)
 
+    async def preflight(self, request: Request) -> Response:
+        """What a request would cost, without running it."""
+        return _json(await preflight(request, self._state))
+
+    async def tokenize(self, request: Request) -> Response:
+        """Text as token ids."""
+        return _json(await tokenize(request, self._state))
+
+    async def detokenize(self, request: Request) -> Response:
+        """Token ids as text."""
+        return _json(await detokenize(request, self._state))
+
     async def models(self, request: Request) -> Response:
         """The list of served models, which is one."""
         return _json({"object": "list", "data": [self._model_fields()]})
@@ -78,7 +96,7 @@ class Routes:
 
     async def health(self, request: Request) -> Response:
         """200 when requests are taken, 503 with one word otherwise."""
-        status = self._state.status
+        status = self._state.health()
         return _json({"status": status}, 200 if status == "ok" else 503)
 
     async def props(self, request: Request) -> Response:

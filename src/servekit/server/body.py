@@ -17,6 +17,7 @@ from servekit.server.schema import ChatBody, ContentPart, GenerationBody, Messag
 from servekit.server.unsupported import HARMLESS_VALUES, refuse_unsupported
 
 B = TypeVar("B", bound=GenerationBody)
+S = TypeVar("S", bound=msgspec.Struct)
 
 MAX_DEPTH = 64
 """Levels of lists and objects in a body; what reads them further on may be recursive."""
@@ -46,18 +47,30 @@ async def read_body(request: Request, limit: int, timeout: float) -> bytes:
     return bytes(body)
 
 
+def decode_fields(raw: bytes, kind: type[S]) -> S:
+    """The typed body of a route that does not generate. Raises InputError with the failing path as `param`."""
+    return _decode(raw, kind)[0]
+
+
 def decode_body(raw: bytes, kind: type[B]) -> tuple[B, tuple[str, ...]]:
     """The typed body, and the names of the fields in it that nobody here knows.
 
     Raises InputError with the failing path as `param`, and UnsupportedError for a known field that is not offered.
     """
+    body, document = _decode(raw, kind)
+    names = dict.fromkeys(name for name in _unknown_fields(document, kind))
+    return body, tuple(names)
+
+
+def _decode(raw: bytes, kind: type[S]) -> tuple[S, Mapping[str, Any]]:
     try:
         # The parser skips the text of unknown fields unread, so the encoding is checked over the whole body.
         document = msgspec.json.decode(raw.decode("utf-8"))
         if not isinstance(document, dict):
             raise InputError("the request body must be a JSON object")
         _check_depth(document)
-        refuse_unsupported(document)
+        if issubclass(kind, GenerationBody):
+            refuse_unsupported(document)
         body = msgspec.convert(document, kind)
     except UnicodeDecodeError as error:
         raise InputError(f"the request body is not UTF-8 (at byte {error.start})") from None
@@ -67,8 +80,7 @@ def decode_body(raw: bytes, kind: type[B]) -> tuple[B, tuple[str, ...]]:
         raise InputError(f"the request body is not valid JSON: {error}") from None
     except RecursionError:
         raise InputError("the request body is nested too deeply") from None
-    names = dict.fromkeys(name for name in _unknown_fields(document, kind))
-    return body, tuple(names)
+    return body, document
 
 
 def ignored_header(names: tuple[str, ...]) -> str:

@@ -27,6 +27,14 @@ class SlowBodyError(InputError):
     code = "request_timeout"
 
 
+class RequestTimeoutError(ServekitError):
+    """The answer was not finished within the time that one request may take."""
+
+    http_status = 504
+    error_type = "timeout_error"
+    code = "request_timeout"
+
+
 class UriTooLongError(InputError):
     """The request target is longer than the server reads."""
 
@@ -96,7 +104,12 @@ _BODY_UNREAD = (
 
 
 def error_body(error: ServekitError) -> bytes:
-    """`{"error": {message, type, param, code}}`; the hint is the message's last sentence."""
+    """`{"error": {...}}`, the whole body of an answer or the data of an event."""
+    return msgspec.json.encode({"error": error_fields(error)})
+
+
+def error_fields(error: ServekitError) -> dict[str, Any]:
+    """`{message, type, param, code}`; the hint is the message's last sentence."""
     message = error.message
     if error.hint:
         message = f"{message.rstrip('.')}. {error.hint[0].upper()}{error.hint[1:].rstrip('.')}."
@@ -104,7 +117,7 @@ def error_body(error: ServekitError) -> bytes:
     if isinstance(error, ContextLengthError):
         fields["n_prompt_tokens"] = error.num_prompt_tokens
         fields["n_ctx"] = error.max_model_len
-    return msgspec.json.encode({"error": fields})
+    return fields
 
 
 def error_response(error: ServekitError) -> Response:

@@ -54,6 +54,8 @@ class ServerProcess:
             body_limit=serve_config.max_body,
             ping_interval=serve_config.sse_ping_interval,
             read_timeout=serve_config.read_timeout,
+            request_timeout=serve_config.request_timeout,
+            refuse_unknown=serve_config.unknown_params == "refuse",
             security=security,
         )
         self._loaded: LoadedEngine | None = None

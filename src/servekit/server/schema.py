@@ -88,6 +88,24 @@ class Message(Struct, kw_only=True):
     tool_call_id: str | None = None
 
 
+class TokenizeBody(Struct, kw_only=True):
+    """`POST /tokenize`: one of `prompt`, `content` (the same) and `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    content: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Struct, kw_only=True):
+    """`POST /detokenize`."""
+
+    tokens: list[_Int64]
+    model: str | None = None
+
+
 class ChatBody(GenerationBody, kw_only=True):
     """`POST /v1/chat/completions`."""
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from servekit.engine.core.preview import Preview
 from servekit.engine.core.request import Request
 from servekit.engine.engine import EngineStats
 from servekit.engine.loop import SlotState
@@ -16,6 +17,9 @@ from servekit.engine.output import Chunk, SamplingDefaults
 from servekit.errors import UnavailableError
 from servekit.server.metrics import ServerMetrics
 from servekit.server.security import Security
+
+STALL_SECONDS = 60.0
+"""No step takes this long: a thread that has work and has not come by since is stuck."""
 
 
 class TokenNames(Protocol):
@@ -38,6 +42,8 @@ class Generation(Protocol):
 
     async def aclose(self) -> None: ...
 
+    def expire(self, message: str, /) -> None: ...
+
 
 class EngineFacade(Protocol):
     """What the routes call. `generate` admits or refuses at once, before anything is computed."""
@@ -47,6 +53,9 @@ class EngineFacade(Protocol):
 
     @property
     def max_open(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
 
     @property
     def tokenizer(self) -> TokenNames: ...
@@ -65,7 +74,9 @@ class EngineFacade(Protocol):
 
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], /) -> tuple[int, ...]: ...
 
-    async def encode_text(self, text: str, /) -> tuple[int, ...]: ...
+    async def encode_text(self, text: str, /, *, add_special_tokens: bool = True) -> tuple[int, ...]: ...
+
+    async def preview(self, request: Request, /) -> Preview: ...
 
 
 @dataclass(slots=True)
@@ -74,7 +85,8 @@ class ServerState:
 
     `engine` is None while the model loads; `load_error` says why it never will be there. `draining` is set when the
     server stops taking requests. `created` is in seconds since the epoch, `body_limit` in bytes, `ping_interval` and
-    `read_timeout` (for a whole body) in seconds. `props` is what `GET /props` shows.
+    `read_timeout` (for a whole body) in seconds, `request_timeout` too, from arrival to the last token.
+    `refuse_unknown` refuses a field that nobody knows. `props` is what `GET /props` shows.
     """
 
     model_name: str
@@ -87,6 +99,8 @@ class ServerState:
     body_limit: int = 8 * 2**20
     ping_interval: float = 15.0
     read_timeout: float = 30.0
+    request_timeout: float | None = None
+    refuse_unknown: bool = False
     security: Security = field(default_factory=Security)
 
     def __post_init__(self) -> None:
@@ -102,6 +116,13 @@ class ServerState:
         if self.engine is None:
             return "loading"
         return "ok" if self.engine.is_alive else "dead"
+
+    def health(self) -> str:
+        """`status`, or `stalled` when work is open and the engine thread has not come by for STALL_SECONDS."""
+        status = self.status
+        if status == "ok" and self.engine is not None and (self.engine.stats().last_step_age or 0.0) > STALL_SECONDS:
+            return "stalled"
+        return status
 
     def ready_engine(self) -> EngineFacade:
         """The engine, if it takes requests now. Raises UnavailableError that says why it does not."""
