@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from servekit.engine.core.preview import Preview
-from servekit.engine.core.request import FinishReason, Request, RequestTimings
+from servekit.engine.core.request import FinishReason, GrammarSpec, Request, RequestTimings
 from servekit.engine.engine import EngineStats
 from servekit.engine.loop import SlotState
 from servekit.engine.output import Chunk, SamplingDefaults, Usage
@@ -100,6 +100,7 @@ class FakeEngine:
         self.defaults = defaults or SamplingDefaults()
         self.max_model_len = max_model_len
         self.max_open = 600
+        self.grammars: list[GrammarSpec] = []
         self.vocab_size = VOCAB_SIZE
         self.last_step_age: float | None = None
         self.tokenizer = ByteTokens()
@@ -133,6 +134,9 @@ class FakeEngine:
 
     async def encode_text(self, text: str, /, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         return (*((0,) if not add_special_tokens else ()), *text.encode())
+
+    async def compile_grammar(self, spec: GrammarSpec, /) -> None:
+        self.grammars.append(spec)
 
     async def preview(self, request: Request, /) -> Preview:
         if len(request.prompt_token_ids) >= self.max_model_len:

@@ -9,16 +9,19 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from servekit.engine.core.preview import Preview
-from servekit.engine.core.request import Request, Update
+from servekit.engine.core.request import GrammarSpec, Request, Update
 from servekit.engine.core.scheduler import Scheduler
 from servekit.engine.generation import Generation
+from servekit.engine.grammar import Grammars
 from servekit.engine.loop import Abort, Add, EngineLoop, Examine, Inspect, SlotState, Stop
 from servekit.engine.output import SamplingDefaults
 from servekit.engine.step import Runner
 from servekit.engine.text.tokenizer import Tokenizer
-from servekit.errors import ContextLengthError, InputError, OverloadedError, UnavailableError
+from servekit.errors import ContextLengthError, InputError, OverloadedError, UnavailableError, UnsupportedError
 
 T = TypeVar("T")
+
+COMPILE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class Engine:
         max_model_len: int,
         defaults: SamplingDefaults,
         queue_limit: int,
+        grammars: Grammars | None = None,
     ) -> None:
         self.model_name = model_name
         self.tokenizer = tokenizer
@@ -75,6 +79,7 @@ class Engine:
         self.defaults = defaults
         self._scheduler = scheduler
         self._queue_limit = queue_limit
+        self._grammars = grammars
         self._generations: dict[str, Generation] = {}
         self._loop = EngineLoop(scheduler, runner, self._deliver, self._died)
         self._event_loop: asyncio.AbstractEventLoop | None = None
@@ -113,6 +118,8 @@ class Engine:
         self._check(request)
         if request.sampling.seed is None and not request.sampling.is_greedy:
             request = replace(request, sampling=replace(request.sampling, seed=secrets.randbits(63)))
+        if request.sampling.grammar is not None:
+            self._ready_grammars(request.sampling.grammar).hold(request.sampling.grammar)
         generation = Generation(request, self.tokenizer.detokenizer(continues_text=request.continues_text), self._abort)
         if not self._generations:
             self._busy_since = time.monotonic()
@@ -133,6 +140,22 @@ class Engine:
         """
         self._refuse_oversized("".join(str(message.get("content") or "") for message in messages), "messages")
         return tuple(await asyncio.to_thread(self.tokenizer.encode_chat, messages))
+
+    async def compile_grammar(self, spec: GrammarSpec) -> None:
+        """Make a grammar ready in a worker thread, so that neither `generate` nor a step waits for it.
+
+        Raises InputError and UnsupportedError as `Grammars.compile` does, and InputError when it takes too long.
+        """
+        work = asyncio.to_thread(self._ready_grammars(spec).compile, spec)
+        try:
+            await asyncio.wait_for(work, COMPILE_SECONDS)
+        except TimeoutError:
+            raise InputError(f"{spec.param}: it took over {COMPILE_SECONDS} s to prepare", param=spec.param) from None
+
+    def _ready_grammars(self, spec: GrammarSpec) -> Grammars:
+        if self._grammars is None:
+            raise UnsupportedError("this engine cannot follow a grammar", param=spec.param)
+        return self._grammars
 
     def stats(self) -> EngineStats:
         """Numbers as of the end of the last step."""
@@ -238,7 +261,9 @@ class Engine:
         self._loop.send(Abort(request_id))
 
     def _forget(self, request_id: str) -> None:
-        self._generations.pop(request_id, None)
+        generation = self._generations.pop(request_id, None)
+        if generation is not None and self._grammars is not None and generation.request.sampling.grammar is not None:
+            self._grammars.release(generation.request.sampling.grammar)
         if not self._generations:
             self._idle.set()
 

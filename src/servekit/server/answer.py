@@ -67,7 +67,7 @@ async def answer(
 
     # A small body is parsed faster than a thread is woken; a large one must not keep others waiting.
     body, ignored, plan = parse() if len(raw) <= LARGE_BODY else await asyncio.to_thread(parse)
-    prompts = await while_connected(request.receive, plan.encode())
+    prompts = await while_connected(request.receive, _prepare(plan, engine))
 
     record = request_record(request)
     head = AnswerHead(f"{plan.id_prefix}{uuid.uuid4().hex}", int(time.time()), state.model_name)
@@ -106,6 +106,13 @@ def parse_plan(
     if body.stream_options is not None and not body.stream:
         raise InputError("stream_options needs stream: true", param="stream_options")
     return body, ignored, plan_for(body)
+
+
+async def _prepare(plan: Plan, engine: EngineFacade) -> list[tuple[int, ...]]:
+    """Whatever is slow and may refuse: the grammar, then the prompts."""
+    if plan.params.grammar is not None:
+        await engine.compile_grammar(plan.params.grammar)
+    return await plan.encode()
 
 
 async def _admit(

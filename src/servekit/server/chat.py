@@ -15,6 +15,7 @@ from servekit.server.params import sampling_params
 from servekit.server.schema import ChatBody
 from servekit.server.shape import AnswerHead, EventWriter, whole_body
 from servekit.server.state import EngineFacade, TokenNames
+from servekit.server.structured import grammar_of
 
 
 class ChatPlan:
@@ -35,6 +36,7 @@ class ChatPlan:
             engine.defaults,
             max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            grammar=grammar_of(body, body.response_format),
         )
 
     async def encode(self) -> list[tuple[int, ...]]:

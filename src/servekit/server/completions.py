@@ -14,6 +14,7 @@ from servekit.server.params import sampling_params
 from servekit.server.schema import MAX_CHOICES, CompletionBody
 from servekit.server.shape import AnswerHead, EventWriter, whole_body
 from servekit.server.state import EngineFacade
+from servekit.server.structured import grammar_of
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default on this route (its API reference, `max_tokens`)."""
@@ -48,6 +49,7 @@ class CompletionPlan:
             engine.defaults,
             max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
             logprobs=body.logprobs,
+            grammar=grammar_of(body, body.response_format),
         )
 
     async def encode(self) -> list[tuple[int, ...]]:

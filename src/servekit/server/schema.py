@@ -52,6 +52,10 @@ class GenerationBody(Struct, kw_only=True):
     priority: _Int64 | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
+    grammar: str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    response_format: dict[str, Any] | None = None
     user: str | None = None
     metadata: dict[str, Any] | None = None
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from servekit.engine.core.preview import Preview
-from servekit.engine.core.request import Request
+from servekit.engine.core.request import GrammarSpec, Request
 from servekit.engine.engine import EngineStats
 from servekit.engine.loop import SlotState
 from servekit.engine.output import Chunk, SamplingDefaults
@@ -75,6 +75,8 @@ class EngineFacade(Protocol):
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], /) -> tuple[int, ...]: ...
 
     async def encode_text(self, text: str, /, *, add_special_tokens: bool = True) -> tuple[int, ...]: ...
+
+    async def compile_grammar(self, spec: GrammarSpec, /) -> None: ...
 
     async def preview(self, request: Request, /) -> Preview: ...
 

@@ -1,6 +1,6 @@
 """Fields that other servers of this API know and this one does not offer: refused by name, never ignored.
 
-A value that asks for nothing (an empty tool list, plain-text output) is let through: many clients always send it.
+A value that asks for nothing (an empty tool list) is let through: many clients always send it.
 """
 
 from collections.abc import Mapping
@@ -15,12 +15,10 @@ HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "chat_template": (),
     "chat_template_kwargs": ({},),
-    "choice": (),
     "continue_final_message": (False,),
     "documents": ([],),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "grammar": (),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
@@ -33,8 +31,6 @@ HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {
     "prediction": (),
     "prompt_logprobs": (),
     "reasoning_effort": (),
-    "regex": (),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
     "store": (False,),

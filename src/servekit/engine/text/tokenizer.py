@@ -195,6 +195,10 @@ class Tokenizer:
         )
         return "".join(map(detokenizer.push, token_ids)) + detokenizer.flush()
 
+    def to_json(self) -> str:
+        """The whole tokenizer, for a library that reads the format of tokenizer.json."""
+        return self._backend.to_str()
+
     def _marked(self, message: Message) -> Message:
         forged = self._forged_by_assistant if message.get("role") == "assistant" else self._forged
         return cast(Message, forged.mark(message))
