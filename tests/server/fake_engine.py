@@ -13,6 +13,7 @@ from servekit.engine.core.request import FinishReason, GrammarSpec, Request, Req
 from servekit.engine.engine import EngineStats
 from servekit.engine.loop import SlotState
 from servekit.engine.output import Chunk, SamplingDefaults, Usage
+from servekit.engine.text.tool_format import ToolFormat
 from servekit.errors import ContextLengthError
 
 VOCAB_SIZE = 256
@@ -93,6 +94,7 @@ class FakeEngine:
         refuse: Mapping[int, Exception] | None = None,
         defaults: SamplingDefaults | None = None,
         max_model_len: int = 1000,
+        tool_format: ToolFormat | None = None,
     ) -> None:
         self._script = script
         self._hold = hold
@@ -101,6 +103,8 @@ class FakeEngine:
         self.max_model_len = max_model_len
         self.max_open = 600
         self.grammars: list[GrammarSpec] = []
+        self.tools: Sequence[Mapping[str, Any]] | None = None
+        self.tool_format = tool_format
         self.vocab_size = VOCAB_SIZE
         self.last_step_age: float | None = None
         self.tokenizer = ByteTokens()
@@ -126,7 +130,10 @@ class FakeEngine:
     async def slots(self) -> list[SlotState]:
         return [SLOT]
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], /) -> tuple[int, ...]:
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, /
+    ) -> tuple[int, ...]:
+        self.tools = tools
         if self.encode_error is not None:
             raise self.encode_error
         self.messages = list(messages)

@@ -17,6 +17,7 @@ from servekit.engine.loop import Abort, Add, EngineLoop, Examine, Inspect, SlotS
 from servekit.engine.output import SamplingDefaults
 from servekit.engine.step import Runner
 from servekit.engine.text.tokenizer import Tokenizer
+from servekit.engine.text.tool_format import ToolFormat
 from servekit.errors import ContextLengthError, InputError, OverloadedError, UnavailableError, UnsupportedError
 
 T = TypeVar("T")
@@ -120,7 +121,10 @@ class Engine:
             request = replace(request, sampling=replace(request.sampling, seed=secrets.randbits(63)))
         if request.sampling.grammar is not None:
             self._ready_grammars(request.sampling.grammar).hold(request.sampling.grammar)
-        generation = Generation(request, self.tokenizer.detokenizer(continues_text=request.continues_text), self._abort)
+        detokenizer = self.tokenizer.detokenizer(
+            continues_text=request.continues_text, shows_control=request.shows_control
+        )
+        generation = Generation(request, detokenizer, self._abort)
         if not self._generations:
             self._busy_since = time.monotonic()
         self._generations[request.request_id] = generation
@@ -133,13 +137,20 @@ class Engine:
         self._refuse_oversized(text, "prompt")
         return tuple(await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens))
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model spells calls of functions, if it knows them."""
+        return self.tokenizer.tool_format
+
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> tuple[int, ...]:
         """Token ids of a conversation through the model's chat template, made in a worker thread.
 
         Raises ContextLengthError at once for a text that no tokenization could make fit.
         """
         self._refuse_oversized("".join(str(message.get("content") or "") for message in messages), "messages")
-        return tuple(await asyncio.to_thread(self.tokenizer.encode_chat, messages))
+        return tuple(await asyncio.to_thread(self.tokenizer.encode_chat, messages, tools))
 
     async def compile_grammar(self, spec: GrammarSpec) -> None:
         """Make a grammar ready in a worker thread, so that neither `generate` nor a step waits for it.

@@ -35,12 +35,14 @@ B = TypeVar("B", bound=GenerationBody)
 class Plan(Protocol):
     """A validated request of one route. `prompt_param` is the field that errors about the prompt name.
 
-    `continues_text` says that the answer reads on from the prompt, and is not a message of its own.
+    `continues_text` says that the answer reads on from the prompt, and is not a message of its own; `shows_control`,
+    that its shape looks for control tokens in the text.
     """
 
     id_prefix: str
     prompt_param: str
     continues_text: bool
+    shows_control: bool
     params: SamplingParams
 
     async def encode(self) -> list[tuple[int, ...]]:
@@ -155,6 +157,7 @@ def engine_requests(
             arrival_time=record.arrival,
             priority=body.priority or 0,
             continues_text=plan.continues_text,
+            shows_control=plan.shows_control,
             cache_salt=holder + (body.cache_salt or ""),
         )
         for prompt_index, prompt in enumerate(prompts)

@@ -28,6 +28,7 @@ class CompletionPlan:
     id_prefix = "cmpl-"
     prompt_param = "prompt"
     continues_text = True
+    shows_control = False
 
     def __init__(self, body: CompletionBody, engine: EngineFacade) -> None:
         if body.echo and body.logprobs is not None:

@@ -110,6 +110,22 @@ class DetokenizeBody(Struct, kw_only=True):
     model: str | None = None
 
 
+class Function(Struct, kw_only=True):
+    """A function that the model may call; `parameters` is a JSON schema. It is enforced, `strict` or not."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct, kw_only=True):
+    """An entry of `tools`."""
+
+    type: Literal["function"]
+    function: Function
+
+
 class ChatBody(GenerationBody, kw_only=True):
     """`POST /v1/chat/completions`."""
 
@@ -117,6 +133,9 @@ class ChatBody(GenerationBody, kw_only=True):
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: _TopLogprobs | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionBody(GenerationBody, kw_only=True):

@@ -14,6 +14,7 @@ from servekit.engine.core.request import GrammarSpec, Request
 from servekit.engine.engine import EngineStats
 from servekit.engine.loop import SlotState
 from servekit.engine.output import Chunk, SamplingDefaults
+from servekit.engine.text.tool_format import ToolFormat
 from servekit.errors import UnavailableError
 from servekit.server.metrics import ServerMetrics
 from servekit.server.security import Security
@@ -72,7 +73,12 @@ class EngineFacade(Protocol):
 
     async def slots(self) -> list[SlotState]: ...
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], /) -> tuple[int, ...]: ...
+    @property
+    def tool_format(self) -> ToolFormat | None: ...
+
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, /
+    ) -> tuple[int, ...]: ...
 
     async def encode_text(self, text: str, /, *, add_special_tokens: bool = True) -> tuple[int, ...]: ...
 

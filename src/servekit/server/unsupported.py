@@ -1,6 +1,6 @@
 """Fields that other servers of this API know and this one does not offer: refused by name, never ignored.
 
-A value that asks for nothing (an empty tool list) is let through: many clients always send it.
+A value that asks for nothing (an empty function list) is let through: many clients always send it.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,6 @@ HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {
     "json_schema": (),
     "length_penalty": (1, 1.0),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
     "prediction": (),
     "prompt_logprobs": (),
     "reasoning_effort": (),
@@ -36,8 +35,6 @@ HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {
     "store": (False,),
     "structured_outputs": (),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": ("medium",),

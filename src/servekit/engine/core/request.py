@@ -109,7 +109,8 @@ class SamplingParams:
 class Request:
     """One prompt to continue once. `arrival_time` is in seconds of time.monotonic(); a lower `priority` goes first.
 
-    `continues_text`: the answer reads on from the prompt's text, so a space that begins it is kept.
+    `continues_text`: the answer reads on from the prompt's text, so a space that begins it is kept. `shows_control`:
+    control tokens come as text, because whoever reads the answer looks for them.
     """
 
     request_id: str
@@ -119,6 +120,7 @@ class Request:
     priority: int = 0
     cache_salt: str = ""
     continues_text: bool = False
+    shows_control: bool = False
 
 
 @dataclass(frozen=True, slots=True)
