@@ -6,16 +6,17 @@ It must not know the fields or the shape of either route; a plan has them.
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
+import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from servekit.engine.core.request import Request, SamplingParams
 from servekit.errors import InputError
 from servekit.server.access_log import RequestRecord, request_record
-from servekit.server.body import MAX_NAME_CHARS, decode_body, ignored_header, read_body
+from servekit.server.body import MAX_NAME_CHARS, decode_body, decode_foreign, ignored_header, read_body
 from servekit.server.call import Call
 from servekit.server.connection import while_connected
 from servekit.server.gate import key_holder
@@ -30,6 +31,7 @@ LARGE_BODY = 64 * 1024
 """Bytes from which a body is parsed in a worker thread."""
 
 B = TypeVar("B", bound=GenerationBody)
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Plan(Protocol):
@@ -54,21 +56,21 @@ class Plan(Protocol):
         ...
 
 
-async def answer(
-    request: HttpRequest, state: ServerState, kind: type[B], plan_for: Callable[[B, EngineFacade], Plan]
-) -> Response:
-    """Answer one request, streamed or whole.
+Parsed = tuple[GenerationBody, tuple[str, ...], Plan]
+"""The body as this server's own, the names of fields that are ignored, and the plan."""
+
+
+async def answer(request: HttpRequest, state: ServerState, parse: Callable[[bytes, EngineFacade], Parsed]) -> Response:
+    """Answer one request, streamed or whole. `parse` may run in a worker thread.
 
     Raises ServekitError, before the first byte is sent, and ClientDisconnect when there is nobody left to answer.
     """
     engine = state.ready_engine()
     raw = await read_body(request, state.body_limit, state.read_timeout)
 
-    def parse() -> tuple[B, tuple[str, ...], Plan]:
-        return parse_plan(raw, state, kind, lambda body: plan_for(body, engine))
-
     # A small body is parsed faster than a thread is woken; a large one must not keep others waiting.
-    body, ignored, plan = parse() if len(raw) <= LARGE_BODY else await asyncio.to_thread(parse)
+    is_small = len(raw) <= LARGE_BODY
+    body, ignored, plan = parse(raw, engine) if is_small else await asyncio.to_thread(parse, raw, engine)
     prompts = await while_connected(request.receive, _prepare(plan, engine))
 
     record = request_record(request)
@@ -99,15 +101,35 @@ def parse_plan(
     """The typed body, the names of fields that are ignored, and the plan. Raises InputError and its kinds."""
     body, ignored = decode_body(raw, kind)
     check_model(body.model, state)
+    check_unknown(ignored, state)
+    if body.stream_options is not None and not body.stream:
+        raise InputError("stream_options needs stream: true", param="stream_options")
+    return body, ignored, plan_for(body)
+
+
+def check_unknown(ignored: tuple[str, ...], state: ServerState) -> None:
+    """Raise InputError for the first field that nobody knows, where such are refused."""
     if ignored and state.refuse_unknown:
         raise InputError(
             f"{ignored[0][:MAX_NAME_CHARS]} is not a field that this server knows",
             hint="leave it out, or start the server with --unknown-params warn",
             param=ignored[0][:MAX_NAME_CHARS],
         )
-    if body.stream_options is not None and not body.stream:
-        raise InputError("stream_options needs stream: true", param="stream_options")
-    return body, ignored, plan_for(body)
+
+
+def parse_translated(
+    raw: bytes,
+    state: ServerState,
+    kind: type[S],
+    refused: Mapping[str, tuple[Any, ...]],
+    translate: Callable[[S], tuple[GenerationBody, Plan]],
+) -> Parsed:
+    """As `parse_plan`, for a body of another API. `refused` are its fields that are not offered here."""
+    foreign, ignored = decode_foreign(raw, kind, refused)
+    check_unknown(ignored, state)
+    body, plan = translate(foreign)
+    check_model(body.model, state)
+    return body, ignored, plan
 
 
 async def _prepare(plan: Plan, engine: EngineFacade) -> list[tuple[int, ...]]:

@@ -12,8 +12,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from servekit.errors import ServekitError
+from servekit.server import anthropic, responses
 from servekit.server.access_log import AccessLog
-from servekit.server.answer import answer
+from servekit.server.answer import Parsed, answer, parse_plan, parse_translated
 from servekit.server.chat import ChatPlan
 from servekit.server.completions import CompletionPlan
 from servekit.server.cors import Cors
@@ -22,7 +23,7 @@ from servekit.server.gate import Gate
 from servekit.server.model_name import check_model
 from servekit.server.preflight import preflight
 from servekit.server.schema import ChatBody, CompletionBody
-from servekit.server.state import ServerState
+from servekit.server.state import EngineFacade, ServerState
 from servekit.server.tokens import detokenize, tokenize
 
 
@@ -33,6 +34,8 @@ def create_app(state: ServerState) -> Starlette:
         routes=[
             Route("/v1/chat/completions", routes.chat, methods=["POST"]),
             Route("/v1/completions", routes.completions, methods=["POST"]),
+            Route("/v1/responses", routes.responses, methods=["POST"]),
+            Route("/v1/messages", routes.messages, methods=["POST"]),
             Route("/v1/preflight", routes.preflight, methods=["POST"]),
             Route("/tokenize", routes.tokenize, methods=["POST"]),
             Route("/detokenize", routes.detokenize, methods=["POST"]),
@@ -67,11 +70,43 @@ class Routes:
 
     async def chat(self, request: Request) -> Response:
         """Continue a conversation."""
-        return await answer(request, self._state, ChatBody, ChatPlan)
+        state = self._state
+        return await answer(
+            request, state, lambda raw, engine: parse_plan(raw, state, ChatBody, lambda body: ChatPlan(body, engine))
+        )
 
     async def completions(self, request: Request) -> Response:
         """Continue raw prompts."""
-        return await answer(request, self._state, CompletionBody, CompletionPlan)
+        state = self._state
+        return await answer(
+            request,
+            state,
+            lambda raw, engine: parse_plan(raw, state, CompletionBody, lambda body: CompletionPlan(body, engine)),
+        )
+
+    async def responses(self, request: Request) -> Response:
+        """A chat in OpenAI's newer shape."""
+
+        def parse(raw: bytes, engine: EngineFacade) -> Parsed:
+            def translate(body: responses.ResponsesBody) -> tuple[ChatBody, ChatPlan]:
+                plan = responses.ResponsesPlan(body, engine)
+                return plan.body, plan
+
+            return parse_translated(raw, self._state, responses.ResponsesBody, responses.REFUSED, translate)
+
+        return await answer(request, self._state, parse)
+
+    async def messages(self, request: Request) -> Response:
+        """A chat in Anthropic's shape."""
+
+        def parse(raw: bytes, engine: EngineFacade) -> Parsed:
+            def translate(body: anthropic.MessagesBody) -> tuple[ChatBody, ChatPlan]:
+                plan = anthropic.MessagesPlan(anthropic.to_chat(body), engine)
+                return plan.body, plan
+
+            return parse_translated(raw, self._state, anthropic.MessagesBody, anthropic.REFUSED, translate)
+
+        return await answer(request, self._state, parse)
 
     async def preflight(self, request: Request) -> Response:
         """What a request would cost, without running it."""

@@ -62,15 +62,24 @@ def decode_body(raw: bytes, kind: type[B]) -> tuple[B, tuple[str, ...]]:
     return body, tuple(names)
 
 
-def _decode(raw: bytes, kind: type[S]) -> tuple[S, Mapping[str, Any]]:
+def decode_foreign(raw: bytes, kind: type[S], refused: Mapping[str, tuple[Any, ...]]) -> tuple[S, tuple[str, ...]]:
+    """As `decode_body`, for a body of another API; `refused` maps fields not offered to values that ask nothing."""
+    body, document = _decode(raw, kind, refused)
+    return body, tuple(name for name in _unknown(document, kind) if name not in refused)
+
+
+def _decode(
+    raw: bytes, kind: type[S], refused: Mapping[str, tuple[Any, ...]] | None = None
+) -> tuple[S, Mapping[str, Any]]:
     try:
         # The parser skips the text of unknown fields unread, so the encoding is checked over the whole body.
         document = msgspec.json.decode(raw.decode("utf-8"))
         if not isinstance(document, dict):
             raise InputError("the request body must be a JSON object")
         _check_depth(document)
-        if issubclass(kind, GenerationBody):
-            refuse_unsupported(document)
+        if refused is None and issubclass(kind, GenerationBody):
+            refused = HARMLESS_VALUES
+        refuse_unsupported(document, refused or {})
         body = msgspec.convert(document, kind)
     except UnicodeDecodeError as error:
         raise InputError(f"the request body is not UTF-8 (at byte {error.start})") from None

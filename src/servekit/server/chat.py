@@ -14,7 +14,7 @@ from servekit.server.logprobs import chat_logprobs
 from servekit.server.messages import template_messages
 from servekit.server.params import sampling_params
 from servekit.server.schema import ChatBody
-from servekit.server.shape import AnswerHead, EventWriter, whole_body
+from servekit.server.shape import AnswerHead, EventWriter, OpenAIEnds, whole_body
 from servekit.server.state import EngineFacade, TokenNames
 from servekit.server.structured import grammar_of
 from servekit.server.tool_deltas import ChoiceDeltas, whole_message
@@ -31,14 +31,14 @@ class ChatPlan:
     def __init__(self, body: ChatBody, engine: EngineFacade) -> None:
         if body.top_logprobs is not None and not body.logprobs:
             raise InputError("top_logprobs needs logprobs: true", param="top_logprobs")
-        self._body = body
+        self.body = body
         self._engine = engine
         self._messages = template_messages(body.messages)
-        self._tools = tools_of(body, engine.tool_format if body.tools else None)
-        self.shows_control = self._tools is not None and self._tools.shows_control
+        self.tools = tools_of(body, engine.tool_format if body.tools else None)
+        self.shows_control = self.tools is not None and self.tools.shows_control
         grammar = grammar_of(body, body.response_format)
-        if self._tools is not None and self._tools.is_required:
-            grammar = self._tools.grammar
+        if self.tools is not None and self.tools.is_required:
+            grammar = self.tools.grammar
         self.params: SamplingParams = sampling_params(
             body,
             engine.defaults,
@@ -49,26 +49,26 @@ class ChatPlan:
 
     async def encode(self) -> list[tuple[int, ...]]:
         """The one prompt's token ids."""
-        if self._tools is None:
+        if self.tools is None:
             return [await self._engine.encode_chat(self._messages)]
         with contextlib.suppress(UnsupportedError):
             # A keyword that cannot be enforced is no fault where nothing is enforced; a wrong schema is.
-            if not self._tools.is_required:
-                await self._engine.compile_grammar(self._tools.grammar)
-        return [await self._engine.encode_chat(self._messages, self._tools.shown)]
+            if not self.tools.is_required:
+                await self._engine.compile_grammar(self.tools.grammar)
+        return [await self._engine.encode_chat(self._messages, self.tools.shown)]
 
     def shape(self, head: AnswerHead, prompts: Sequence[tuple[int, ...]], *, include_usage: bool) -> "ChatShape":
         """How the answer is written."""
         return ChatShape(
             head,
-            prompts[0] if self._body.return_token_ids else None,
-            self._engine.tokenizer if self._body.logprobs else None,
-            self._tools,
+            prompts[0] if self.body.return_token_ids else None,
+            self._engine.tokenizer if self.body.logprobs else None,
+            self.tools,
             include_usage=include_usage,
         )
 
 
-class ChatShape:
+class ChatShape(OpenAIEnds):
     """The chat shape. `prompt_token_ids` None leaves out all token ids, `names` None all log-probabilities.
 
     With `tools`, an answer's text is read for calls of functions.

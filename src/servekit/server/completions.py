@@ -12,7 +12,7 @@ from servekit.server.call import Call, CollectedChoice
 from servekit.server.logprobs import CompletionLogprobs
 from servekit.server.params import sampling_params
 from servekit.server.schema import MAX_CHOICES, CompletionBody
-from servekit.server.shape import AnswerHead, EventWriter, whole_body
+from servekit.server.shape import AnswerHead, EventWriter, OpenAIEnds, whole_body
 from servekit.server.state import EngineFacade
 from servekit.server.structured import grammar_of
 
@@ -96,7 +96,7 @@ class CompletionRow:
         return None if self._logprobs is None else self._logprobs.fields(logprobs)
 
 
-class CompletionShape:
+class CompletionShape(OpenAIEnds):
     """The `text_completion` shape, one row a choice."""
 
     def __init__(self, head: AnswerHead, rows: Sequence[CompletionRow], *, include_usage: bool) -> None:

@@ -67,8 +67,8 @@ class ToolCallParser:
             deltas += self._content(self._raw + self._object.text)
         elif self._object is not None:
             self.num_calls += 1
-        elif self._held:
-            deltas += self._content(self._held)
+        elif self._raw or not self._is_between:
+            deltas += self._content(self._raw + self._held)
         self._object, self._held, self._raw = None, "", ""
         return deltas
 
@@ -111,8 +111,6 @@ class ToolCallParser:
         separators = self._format.separators + ("[" if self._format.is_list else "")
         rest = self._held.lstrip(separators)
         if not rest:
-            if is_end:
-                self._held = ""
             return
         end = self._format.end
         if rest.startswith("{"):
@@ -121,9 +119,10 @@ class ToolCallParser:
         elif end and rest.startswith(end):
             self._held, self._is_between, self._raw = rest[len(end) :], False, ""
         elif not (end and end.startswith(rest)) or is_end:
+            # What follows is read as text, in which another call may begin.
             self._is_between = False
-            yield from self._content(self._raw + self._held)
-            self._held, self._raw = "", ""
+            yield from self._content(self._raw)
+            self._raw = ""
 
     def _in_object(self) -> Iterator[Delta]:
         call = self._object

@@ -36,7 +36,7 @@ def whole_message(parser: ToolCallParser, text: str, reason: FinishReason) -> tu
         if isinstance(delta, ContentDelta):
             content += delta.text
         elif isinstance(delta, CallStart):
-            calls.append({"id": _call_id(), "type": "function", "function": {"name": delta.name, "arguments": ""}})
+            calls.append({"id": call_id(), "type": "function", "function": {"name": delta.name, "arguments": ""}})
         else:
             calls[-1]["function"]["arguments"] += delta.text
     message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
@@ -69,8 +69,9 @@ def _delta_fields(delta: Delta) -> dict[str, Any]:
     if isinstance(delta, ArgumentsDelta):
         return {"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]}
     function = {"name": delta.name, "arguments": ""}
-    return {"tool_calls": [{"index": delta.index, "id": _call_id(), "type": "function", "function": function}]}
+    return {"tool_calls": [{"index": delta.index, "id": call_id(), "type": "function", "function": function}]}
 
 
-def _call_id() -> str:
+def call_id() -> str:
+    """A new id of a call."""
     return secrets.token_hex(ID_CHARS)[:ID_CHARS]

@@ -43,10 +43,13 @@ HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {
 """Field -> the values of it that change nothing."""
 
 
-def refuse_unsupported(document: Mapping[str, Any]) -> None:
-    """Raise UnsupportedError for the first field of a request body that asks for something not offered here."""
+def refuse_unsupported(document: Mapping[str, Any], table: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raise UnsupportedError for the first field of a request body that asks for something not offered here.
+
+    `table` maps such fields to the values of them that ask for nothing.
+    """
     for name, value in document.items():
-        harmless = HARMLESS_VALUES.get(name)
+        harmless = table.get(name)
         if harmless is None or value is None:
             continue
         if not any(type(value) is type(allowed) and value == allowed for allowed in harmless):
