@@ -28,6 +28,7 @@ _ROWS: list[set[str]] = [
     {
         "engine.auto",
         "engine.probe",
+        "engine.grammar",
         "engine.penalties",
         "engine.runner",
         "engine.sampler",

@@ -6,7 +6,7 @@ the default. This module knows nothing of models or machines; `engine/auto.py` t
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
@@ -68,7 +68,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """Everything the HTTP side may be told. Times are in seconds."""
+    """Everything the HTTP side may be told. Times are in seconds; keys, hosts and origins are separated by commas."""
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -76,23 +76,40 @@ class ServeConfig:
     grace: float = 5.0
     max_body: Bytes = 8 * 2**20
     sse_ping_interval: float = 15.0
+    read_timeout: float = 30.0
+    write_timeout: float = 30.0
+    request_timeout: float | None = None
+    unknown_params: Literal["refuse", "warn"] = "warn"
+    api_key: str | None = field(default=None, repr=False)
+    api_key_file: str | None = None
     allow_unauthenticated: bool = False
+    allowed_host: str | None = None
+    cors_origin: str | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise _bad("port", f"must be from 0 to 65535, not {self.port}")
         if self.grace < 0:
             raise _bad("grace", f"must not be negative, not {self.grace}")
-        if self.sse_ping_interval <= 0:
-            raise _bad("sse_ping_interval", f"must be over 0, not {self.sse_ping_interval}")
+        for name in ("sse_ping_interval", "read_timeout", "write_timeout", "request_timeout"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise _bad(name, f"must be over 0, not {value}")
         if self.max_body < 1024:
             raise _bad("max_body", f"must be at least 1KiB, not {self.max_body}")
-        if not is_loopback(self.host) and not self.allow_unauthenticated:
+        for origin in (self.cors_origin or "").split(","):
+            if "*" in origin or origin.rstrip().endswith("/"):
+                raise _bad(
+                    "cors_origin", f"{origin.strip()} is not an exact origin", hint="such as https://app.example"
+                )
+        has_key = self.api_key is not None or self.api_key_file is not None
+        if not is_loopback(self.host) and not has_key and not self.allow_unauthenticated:
             raise _bad(
                 "host",
                 f"{self.host} can be reached from other machines, and nothing would ask them for a key",
-                hint="keep 127.0.0.1, or add --allow-unauthenticated if the network is yours alone",
+                hint="keep 127.0.0.1, set --api-key, or add --allow-unauthenticated if the network is yours alone",
             )
 
 

@@ -20,6 +20,7 @@ from tests.blackbox.server import CHAT, COMPLETIONS, Server, json_without_infini
 from tests.blackbox.tiny import BOS, END, START, TinyChat
 
 CONTEXT = 256
+JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,9 @@ def strict_server(strict: TinyChat) -> Iterator[Server]:
 
 def refusal(server: Server, path: str, body: Any) -> dict[str, Any]:
     """The error of a request that is refused with 400, in the API's shape, and in the same way when streamed."""
-    response = server.http.post(path, content=body) if isinstance(body, bytes) else server.post(path, body)
+    response = (
+        server.http.post(path, content=body, headers=JSON) if isinstance(body, bytes) else server.post(path, body)
+    )
     assert response.status_code == 400, response.text
     assert response.headers["content-type"] == "application/json"
     assert "Traceback" not in response.text

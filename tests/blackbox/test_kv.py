@@ -10,7 +10,7 @@ import pytest
 
 from tests.blackbox.bodies import chat, completion, piece
 from tests.blackbox.server import CHAT, COMPLETIONS, Server, running_server
-from tests.blackbox.tiny import BYTES_PER_TOKEN, TinyChat
+from tests.blackbox.tiny import BOS, BYTES_PER_TOKEN, TinyChat
 
 BLOCK = 16
 NUM_REQUESTS = 250
@@ -199,3 +199,22 @@ def test_a_preempted_stream_repeats_and_loses_nothing(small: Server, uncached: S
         streamed = list(pool.map(stream, bodies))
     assert small.state["preemptions"] > before
     assert streamed == [[choice["message"]["content"] for choice in answer["choices"]] for answer in expected]
+
+
+def test_preflight_agrees_with_what_then_happens(chatty: TinyChat) -> None:
+    flags = ("--dtype", "float32", "--kv-memory", "2MiB", "--block-size", "16", "--max-model-len", "512")
+    with running_server(chatty.directory, *flags) as server:
+        body = completion(list(range(100, 170)), max_tokens=2)
+        first = server.answer("/v1/preflight", body)["prompts"][0]
+        assert (first["prompt_tokens"], first["cached_tokens"], first["new_blocks"]) == (70, 0, 5)
+        assert first["expected_ttft_ms"] is None
+        assert server.answer(COMPLETIONS, body)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        second = server.answer("/v1/preflight", body)["prompts"][0]
+        assert (second["cached_tokens"], second["new_blocks"]) == (64, 1)
+        assert second["expected_ttft_ms"] > 0
+        assert server.answer(COMPLETIONS, body)["usage"]["prompt_tokens_details"]["cached_tokens"] == 64
+        over = server.answer("/v1/preflight", completion(list(range(100, 170)) * 9))
+        assert (over["fits"], over["prompts"][0]["error"]["n_ctx"]) == (False, 512)
+        text = server.answer("/tokenize", {"prompt": "the cat"})
+        assert text["tokens"][0] == chatty.id_of(BOS)
+        assert server.answer("/detokenize", {"tokens": text["tokens"]})["prompt"] == f"{BOS}the cat"

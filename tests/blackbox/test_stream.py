@@ -215,7 +215,8 @@ def test_a_client_that_leaves_a_whole_answer_frees_its_slot(server: Server, leav
 def test_a_client_that_leaves_within_its_body_is_only_logged(server: Server, leave: Leave) -> None:
     num_closed = server.log.count("status=499")
     with server.wire() as wire:
-        wire.send(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n".encode() + b'{"messages":')
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n"
+        wire.send(head.encode() + b'\r\n{"messages":')
         leave(wire)
         server.wait_for_log("status=499", num_closed + 1)
 

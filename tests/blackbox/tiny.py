@@ -87,8 +87,14 @@ def make_strict(directory: Path) -> TinyChat:
     return _make(directory, STRICT_TEMPLATE, has_bos=False)
 
 
-def _make(directory: Path, template: str, *, has_bos: bool) -> TinyChat:
+def make_with_tools(directory: Path, template: str, control: list[AddedToken]) -> TinyChat:
+    """Write a model with a template of its own, and with more control tokens."""
+    return _make(directory, template, has_bos=False, control=control)
+
+
+def _make(directory: Path, template: str, *, has_bos: bool, control: Iterable[AddedToken] = ()) -> TinyChat:
     tokenizer = _train(has_bos=has_bos)
+    tokenizer.add_special_tokens(list(control))
     end = tokenizer.token_to_id(END)
     directory.mkdir(parents=True)
     make_tiny(

@@ -25,14 +25,14 @@ def state_with(engine: FakeEngine | None = None, **settings: Any) -> ServerState
 
 def http_client(state: ServerState) -> httpx.AsyncClient:
     """A client of the app over `state`."""
-    return httpx.AsyncClient(transport=httpx.ASGITransport(create_app(state)), base_url="http://test")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(create_app(state)), base_url="http://127.0.0.1")
 
 
 async def post(engine: FakeEngine, path: str, body: Any, **headers: str) -> httpx.Response:
     """One POST: bytes as they are, anything else as JSON."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     async with http_client(state_with(engine)) as client:
-        return await client.post(path, content=content, headers=headers)
+        return await client.post(path, content=content, headers={"content-type": "application/json", **headers})
 
 
 async def refused(path: str, body: Any, engine: FakeEngine | None = None) -> tuple[int, Any, Any]:
@@ -70,7 +70,7 @@ class HandMadeRequest:
             "raw_path": path.encode(),
             "query_string": b"",
             "root_path": "",
-            "headers": [(b"content-type", b"application/json")],
+            "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 80),
         }

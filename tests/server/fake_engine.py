@@ -5,16 +5,20 @@ The default answer is "Hi there" in two chunks with fixed timings, so that whole
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
-from servekit.engine.core.request import FinishReason, Request, RequestTimings
+from servekit.engine.core.preview import Preview
+from servekit.engine.core.request import FinishReason, GrammarSpec, Request, RequestTimings
 from servekit.engine.engine import EngineStats
 from servekit.engine.loop import SlotState
 from servekit.engine.output import Chunk, SamplingDefaults, Usage
+from servekit.engine.text.tool_format import ToolFormat
 from servekit.errors import ContextLengthError
 
 VOCAB_SIZE = 256
-STATS = EngineStats(1, 1, 0, 3, 2, 5, 10, 0, 40, 16, 7, 90, 0.5, 0.6)
+STATS = EngineStats(1, 1, 0, 3, 2, 5, 10, 0, 40, 16, 7, 90, 0.5, 0.6, 0.1, 0.01)
+PREVIEW = Preview(0, 16, 3, 5, 2, 1, num_tokens_ahead=20, num_steps_to_slot=3)
 SLOT = SlotState(0, "r-0", "decode", 5, 0, 6, 2, 1, 0, 0, 0.5, 20.0, 40.0)
 TIMINGS = RequestTimings(queue=0.001, prefill=0.02, decode=0.04, num_preemptions=1)
 
@@ -56,6 +60,7 @@ class FakeGeneration:
         self.read_to_end = False
         self.aborted = False
         self.waiting = asyncio.Event()
+        self.expired = asyncio.Event()
 
     def __aiter__(self) -> Self:
         return self
@@ -65,9 +70,14 @@ class FakeGeneration:
             return self._chunks.pop(0)
         if self._hold:
             self.waiting.set()
-            await asyncio.Event().wait()
+            await self.expired.wait()
+            return self._chunks.pop(0)
         self.read_to_end = True
         raise StopAsyncIteration
+
+    def expire(self, message: str, /) -> None:
+        self.expired.set()
+        self._chunks.append(Chunk("", Usage(1), finish_reason=FinishReason.ERROR, error=message))
 
     async def aclose(self) -> None:
         self.aborted = self.aborted or not self.read_to_end
@@ -84,6 +94,7 @@ class FakeEngine:
         refuse: Mapping[int, Exception] | None = None,
         defaults: SamplingDefaults | None = None,
         max_model_len: int = 1000,
+        tool_format: ToolFormat | None = None,
     ) -> None:
         self._script = script
         self._hold = hold
@@ -91,6 +102,11 @@ class FakeEngine:
         self.defaults = defaults or SamplingDefaults()
         self.max_model_len = max_model_len
         self.max_open = 600
+        self.grammars: list[GrammarSpec] = []
+        self.tools: Sequence[Mapping[str, Any]] | None = None
+        self.tool_format = tool_format
+        self.vocab_size = VOCAB_SIZE
+        self.last_step_age: float | None = None
         self.tokenizer = ByteTokens()
         self.is_alive = True
         self.requests: list[Request] = []
@@ -109,16 +125,27 @@ class FakeEngine:
         return generation
 
     def stats(self) -> EngineStats:
-        return STATS
+        return replace(STATS, last_step_age=self.last_step_age)
 
     async def slots(self) -> list[SlotState]:
         return [SLOT]
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], /) -> tuple[int, ...]:
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, /
+    ) -> tuple[int, ...]:
+        self.tools = tools
         if self.encode_error is not None:
             raise self.encode_error
         self.messages = list(messages)
         return tuple("".join(message["content"] for message in messages).encode())
 
-    async def encode_text(self, text: str, /) -> tuple[int, ...]:
-        return tuple(text.encode())
+    async def encode_text(self, text: str, /, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        return (*((0,) if not add_special_tokens else ()), *text.encode())
+
+    async def compile_grammar(self, spec: GrammarSpec, /) -> None:
+        self.grammars.append(spec)
+
+    async def preview(self, request: Request, /) -> Preview:
+        if len(request.prompt_token_ids) >= self.max_model_len:
+            raise ContextLengthError(len(request.prompt_token_ids), self.max_model_len)
+        return replace(PREVIEW, num_prompt_tokens=len(request.prompt_token_ids))

@@ -1,5 +1,6 @@
 """The routes beside the generating ones, and what every answer has in common: errors, ids, limits, the log line."""
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -17,6 +18,7 @@ from tests.server.fake_engine import FakeEngine
 pytestmark = pytest.mark.anyio
 
 ACCESS = "servekit.access"
+JSON = {"content-type": "application/json"}
 
 
 async def get(state: ServerState, path: str) -> tuple[int, Any]:
@@ -205,7 +207,7 @@ async def test_body_limit_by_its_declared_length() -> None:
         yield b""
 
     async with http_client(state_with(body_limit=10)) as client:
-        response = await client.post(CHAT, content=never(), headers={"content-length": "99999999999"})
+        response = await client.post(CHAT, content=never(), headers={**JSON, "content-length": "99999999999"})
     assert response.status_code == 413
     assert response.headers["connection"] == "close"
     assert response.json()["error"]["code"] == "body_too_large"
@@ -220,16 +222,27 @@ async def test_body_limit_while_reading() -> None:
             yield b"    "
 
     async with http_client(state_with(body_limit=10)) as client:
-        response = await client.post(CHAT, content=endless())
+        response = await client.post(CHAT, content=endless(), headers=JSON)
     assert response.status_code == 413
     assert len(read) == 3
+
+
+async def test_a_body_that_trickles_in_is_given_up() -> None:
+    async def stalled() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    async with http_client(state_with(read_timeout=0.01)) as client:
+        response = await client.post(CHAT, content=stalled(), headers=JSON)
+    assert (response.status_code, response.json()["error"]["code"]) == (408, "request_timeout")
+    assert response.headers["connection"] == "close"
 
 
 async def test_a_body_of_exactly_the_limit_is_read() -> None:
     raw = json.dumps({"messages": USER_A}).encode()
     async with http_client(state_with(body_limit=len(raw))) as client:
-        assert (await client.post(CHAT, content=raw)).status_code == 200
-        assert (await client.post(CHAT, content=raw + b" ")).status_code == 413
+        assert (await client.post(CHAT, content=raw, headers=JSON)).status_code == 200
+        assert (await client.post(CHAT, content=raw + b" ", headers=JSON)).status_code == 413
 
 
 def fields_of(line: str) -> dict[str, str]:

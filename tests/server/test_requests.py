@@ -232,9 +232,6 @@ async def test_values_out_of_range_or_of_another_type(fields: dict[str, Any], pa
     ("name", "value"),
     [
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function"}),
-        ("response_format", {"type": "json_object"}),
         ("functions", [{}]),
         ("modalities", ["text", "audio"]),
         ("audio", {}),

@@ -125,7 +125,7 @@ async def test_a_client_that_leaves_during_encoding_is_never_admitted() -> None:
     encoding = asyncio.Event()
 
     class SlowEngine(FakeEngine):
-        async def encode_chat(self, messages: Any, /) -> tuple[int, ...]:
+        async def encode_chat(self, messages: Any, tools: Any = None, /) -> tuple[int, ...]:
             encoding.set()
             await asyncio.Event().wait()
             raise AssertionError

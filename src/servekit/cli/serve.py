@@ -34,17 +34,61 @@ def serve(
         float | None,
         typer.Option(help="Seconds of silence before a stream gets a comment line. [15]", rich_help_panel=_SERVER),
     ] = None,
+    read_timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds in which a request's headers, and then its body, must come. [30]", rich_help_panel=_SERVER
+        ),
+    ] = None,
+    write_timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds after which a client that does not read is cut off. [30]", rich_help_panel=_SERVER),
+    ] = None,
+    request_timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds from a request's arrival to its last token. [no limit]", rich_help_panel=_SERVER),
+    ] = None,
+    unknown_params: Annotated[
+        str | None,
+        typer.Option(
+            help="Fields that nobody knows: refuse them, or warn in a header. [warn]",
+            metavar="[refuse|warn]",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            help="Key (or several, by commas) that every request must carry. Others see flags: prefer "
+            "SERVEKIT_API_KEY or --api-key-file.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        str | None, typer.Option(help="File with one API key a line.", rich_help_panel=_SERVER)
+    ] = None,
     allow_unauthenticated: Annotated[
         bool | None,
         typer.Option(
             "--allow-unauthenticated",
-            help="Allow a --host that other machines can reach.",
+            help="Allow a --host that other machines can reach, without an API key.",
             show_default=False,
             rich_help_panel=_SERVER,
         ),
     ] = None,
+    allowed_host: Annotated[
+        str | None,
+        typer.Option(help="More names (by commas) by which clients reach this server.", rich_help_panel=_SERVER),
+    ] = None,
+    cors_origin: Annotated[
+        str | None,
+        typer.Option(help="Origins (by commas) whose web pages may use this server. [none]", rich_help_panel=_SERVER),
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option(help="debug, info, warning or error. [info]", rich_help_panel=_SERVER)
+    ] = None,
+    log_format: Annotated[
+        str | None, typer.Option(help="text or json, one line a record. [text]", rich_help_panel=_SERVER)
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="TOML file with any of these options, by name.", rich_help_panel=_SERVER)
@@ -127,11 +171,15 @@ def run(flags: dict[str, Any], config: Path | None) -> None:
 
     began = time.monotonic()
     engine_config, serve_config = resolve_config(flags, os.environ, config)
-    setup_logging(serve_config.log_level)
+    setup_logging(serve_config.log_level, serve_config.log_format)
 
+    from servekit.server.security import security_of, warning_of
     from servekit.server.socket import bind, url_of
 
     with bind(serve_config.host, serve_config.port) as sock:
+        security = security_of(serve_config, sock.getsockname()[1])
+        if warning := warning_of(serve_config, security):
+            print(f"warning: {warning}", file=sys.stderr)
         from servekit.store.resolve import ensure_model
 
         with transfer_progress() as progress:
@@ -149,5 +197,6 @@ def run(flags: dict[str, Any], config: Path | None) -> None:
             model,
             engine_config,
             serve_config,
+            security,
             lambda loaded: announce(loaded, model.warnings, url_of(sock), time.monotonic() - began),
         ).run()

@@ -3,18 +3,26 @@
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from servekit.engine.core.request import Request, Update
+from servekit.engine.core.preview import Preview
+from servekit.engine.core.request import GrammarSpec, Request, Update
 from servekit.engine.core.scheduler import Scheduler
 from servekit.engine.generation import Generation
-from servekit.engine.loop import Abort, Add, EngineLoop, Inspect, SlotState, Stop
+from servekit.engine.grammar import Grammars
+from servekit.engine.loop import Abort, Add, EngineLoop, Examine, Inspect, SlotState, Stop
 from servekit.engine.output import SamplingDefaults
 from servekit.engine.step import Runner
 from servekit.engine.text.tokenizer import Tokenizer
-from servekit.errors import ContextLengthError, InputError, OverloadedError, UnavailableError
+from servekit.engine.text.tool_format import ToolFormat
+from servekit.errors import ContextLengthError, InputError, OverloadedError, UnavailableError, UnsupportedError
+
+T = TypeVar("T")
+
+COMPILE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +30,9 @@ class EngineStats:
     """How full the engine is, as of the end of its last step; those from `preemptions` on count from the start.
 
     `open` requests are in the engine's hands, running, waiting or on their way. Seconds: `model_seconds` were spent in
-    the model, `step_seconds` in whole steps.
+    the model, `step_seconds` in whole steps; recent steps took `decode_step_seconds` without a prompt, and with one
+    `prefill_token_seconds` a token (0 before the first). `last_step_age` is how long the engine thread has not come by,
+    None while nothing is open.
     """
 
     open: int
@@ -39,6 +49,9 @@ class EngineStats:
     batched_tokens: int
     model_seconds: float
     step_seconds: float
+    decode_step_seconds: float = 0.0
+    prefill_token_seconds: float = 0.0
+    last_step_age: float | None = None
 
 
 class Engine:
@@ -58,6 +71,7 @@ class Engine:
         max_model_len: int,
         defaults: SamplingDefaults,
         queue_limit: int,
+        grammars: Grammars | None = None,
     ) -> None:
         self.model_name = model_name
         self.tokenizer = tokenizer
@@ -66,10 +80,12 @@ class Engine:
         self.defaults = defaults
         self._scheduler = scheduler
         self._queue_limit = queue_limit
+        self._grammars = grammars
         self._generations: dict[str, Generation] = {}
         self._loop = EngineLoop(scheduler, runner, self._deliver, self._died)
         self._event_loop: asyncio.AbstractEventLoop | None = None
-        self._inspections: set[asyncio.Future[list[SlotState]]] = set()
+        self._inspections: set[asyncio.Future[Any]] = set()
+        self._busy_since = 0.0
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
@@ -103,24 +119,54 @@ class Engine:
         self._check(request)
         if request.sampling.seed is None and not request.sampling.is_greedy:
             request = replace(request, sampling=replace(request.sampling, seed=secrets.randbits(63)))
-        generation = Generation(request, self.tokenizer.detokenizer(continues_text=request.continues_text), self._abort)
+        if request.sampling.grammar is not None:
+            self._ready_grammars(request.sampling.grammar).hold(request.sampling.grammar)
+        detokenizer = self.tokenizer.detokenizer(
+            continues_text=request.continues_text, shows_control=request.shows_control
+        )
+        generation = Generation(request, detokenizer, self._abort)
+        if not self._generations:
+            self._busy_since = time.monotonic()
         self._generations[request.request_id] = generation
         self._idle.clear()
         self._loop.send(Add(request))
         return generation
 
-    async def encode_text(self, text: str) -> tuple[int, ...]:
+    async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids of a raw prompt, made in a worker thread. Raises ContextLengthError as encode_chat does."""
         self._refuse_oversized(text, "prompt")
-        return tuple(await asyncio.to_thread(self.tokenizer.encode, text))
+        return tuple(await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens))
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model spells calls of functions, if it knows them."""
+        return self.tokenizer.tool_format
+
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> tuple[int, ...]:
         """Token ids of a conversation through the model's chat template, made in a worker thread.
 
         Raises ContextLengthError at once for a text that no tokenization could make fit.
         """
         self._refuse_oversized("".join(str(message.get("content") or "") for message in messages), "messages")
-        return tuple(await asyncio.to_thread(self.tokenizer.encode_chat, messages))
+        return tuple(await asyncio.to_thread(self.tokenizer.encode_chat, messages, tools))
+
+    async def compile_grammar(self, spec: GrammarSpec) -> None:
+        """Make a grammar ready in a worker thread, so that neither `generate` nor a step waits for it.
+
+        Raises InputError and UnsupportedError as `Grammars.compile` does, and InputError when it takes too long.
+        """
+        work = asyncio.to_thread(self._ready_grammars(spec).compile, spec)
+        try:
+            await asyncio.wait_for(work, COMPILE_SECONDS)
+        except TimeoutError:
+            raise InputError(f"{spec.param}: it took over {COMPILE_SECONDS} s to prepare", param=spec.param) from None
+
+    def _ready_grammars(self, spec: GrammarSpec) -> Grammars:
+        if self._grammars is None:
+            raise UnsupportedError("this engine cannot follow a grammar", param=spec.param)
+        return self._grammars
 
     def stats(self) -> EngineStats:
         """Numbers as of the end of the last step."""
@@ -141,22 +187,40 @@ class Engine:
             batched_tokens=loop.num_batched_tokens,
             model_seconds=loop.model_seconds,
             step_seconds=loop.step_seconds,
+            decode_step_seconds=loop.decode_step_seconds,
+            prefill_token_seconds=loop.prefill_token_seconds,
+            last_step_age=self._last_step_age(),
         )
+
+    def _last_step_age(self) -> float | None:
+        if not self._generations:
+            return None
+        return max(0.0, time.monotonic() - max(self._loop.last_turn, self._busy_since))
 
     async def slots(self) -> list[SlotState]:
         """Every running sequence, as it stands between two steps. Raises UnavailableError when the engine has died."""
+        return await self._inquire(Inspect)
+
+    async def preview(self, request: Request) -> Preview:
+        """What the request would meet if it came now. Raises as `generate` for one that can never run."""
+        self._check_ids(request)
+        self._scheduler.check(request)
+        return await self._inquire(lambda answer: Examine(request, answer))
+
+    async def _inquire(self, message_with: Callable[[Callable[[T], object]], Inspect | Examine]) -> T:
+        """Send a message that asks something, and wait for what the engine thread answers."""
         if not self.is_alive:
             raise UnavailableError("the engine has stopped")
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[list[SlotState]] = loop.create_future()
+        future: asyncio.Future[T] = loop.create_future()
         self._inspections.add(future)
         future.add_done_callback(self._inspections.discard)
 
-        def settle(rows: list[SlotState]) -> None:
+        def settle(value: T) -> None:
             if not future.done():
-                future.set_result(rows)
+                future.set_result(value)
 
-        self._loop.send(Inspect(lambda rows: loop.call_soon_threadsafe(settle, rows)))
+        self._loop.send(message_with(lambda value: loop.call_soon_threadsafe(settle, value)))
         return await future
 
     async def close(self, grace: float = 0.0) -> None:
@@ -183,6 +247,14 @@ class Engine:
             raise ContextLengthError(least, self.max_model_len, param=param, at_least=True)
 
     def _check(self, request: Request) -> None:
+        self._check_ids(request)
+        if request.request_id in self._generations:
+            raise InputError(f"the request id {request.request_id!r} is in use", param="request_id")
+        self._scheduler.check(request)
+        if len(self._generations) >= self.max_open:
+            raise OverloadedError(f"{self._queue_limit} requests are waiting, the most that --queue-limit allows")
+
+    def _check_ids(self, request: Request) -> None:
         if not request.prompt_token_ids:
             raise InputError("the prompt is empty", param="prompt")
         if min(request.prompt_token_ids) < 0 or max(request.prompt_token_ids) >= self.vocab_size:
@@ -194,18 +266,15 @@ class Engine:
             outside = next((i for i in ids if not 0 <= i < self.vocab_size), None)
             if outside is not None:
                 raise InputError(f"{name}: token id {outside} is outside 0 to {self.vocab_size - 1}", param=name)
-        if request.request_id in self._generations:
-            raise InputError(f"the request id {request.request_id!r} is in use", param="request_id")
-        self._scheduler.check(request)
-        if len(self._generations) >= self.max_open:
-            raise OverloadedError(f"{self._queue_limit} requests are waiting, the most that --queue-limit allows")
 
     def _abort(self, request_id: str) -> None:
         self._forget(request_id)
         self._loop.send(Abort(request_id))
 
     def _forget(self, request_id: str) -> None:
-        self._generations.pop(request_id, None)
+        generation = self._generations.pop(request_id, None)
+        if generation is not None and self._grammars is not None and generation.request.sampling.grammar is not None:
+            self._grammars.release(generation.request.sampling.grammar)
         if not self._generations:
             self._idle.set()
 

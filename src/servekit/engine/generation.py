@@ -83,6 +83,12 @@ class Generation:
             )
         )
 
+    def expire(self, message: str) -> None:
+        """End with an error and stop the work: it has taken too long."""
+        if not self._finished:
+            self._abort(self.request.request_id)
+            self.fail(message)
+
     def fail(self, message: str) -> None:
         """End with an error that is not this request's fault."""
         if not self._finished:

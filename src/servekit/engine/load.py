@@ -23,6 +23,7 @@ from servekit.engine.core.scheduler import Scheduler, SchedulerConfig
 from servekit.engine.device.base import Device
 from servekit.engine.device.select import select_device
 from servekit.engine.engine import Engine
+from servekit.engine.grammar import Grammars
 from servekit.engine.kv_cache import KvCache
 from servekit.engine.layers.packed import unquantised_format
 from servekit.engine.models.build import Progress, attention_shapes, build_decoder
@@ -150,12 +151,14 @@ def load_engine(model: OpenModel, config: EngineConfig, progress: Progress | Non
         device=device.torch_device,
     )
     limits = _scheduler_config(config, plan, tokenizer, model.files)
-    runner = ModelRunner(decoder, cache, Sampler(tokenizer.eos_token_ids), device.torch_device)
+    grammars = Grammars(tokenizer.to_json, spec.vocab_size, tokenizer.eos_token_ids)
+    runner = ModelRunner(decoder, cache, Sampler(tokenizer.eos_token_ids, grammars), device.torch_device)
     engine = Engine(
         model_name=model.files.name,
         scheduler=Scheduler(limits),
         runner=runner,
         tokenizer=tokenizer,
+        grammars=grammars,
         vocab_size=spec.vocab_size,
         max_model_len=plan.max_model_len,
         defaults=read_sampling_defaults(model.files.directory),

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from servekit.engine.core.preview import Preview
 from servekit.engine.core.request import FinishReason, Request, SampledToken, Update
 from servekit.engine.core.scheduler import ScheduleOutput, Scheduler, SchedulerStats
 from servekit.engine.core.sequence import Sequence
@@ -45,7 +46,18 @@ class Inspect:
     answer: Callable[[list["SlotState"]], object]
 
 
-Message = Add | Abort | Stop | Inspect
+@dataclass(frozen=True, slots=True)
+class Examine:
+    """Hand what a request would meet to `answer`, on the engine thread; `check` has admitted the request."""
+
+    request: Request
+    answer: Callable[[Preview], object]
+
+
+Message = Add | Abort | Stop | Inspect | Examine
+
+_RECENT = 0.2
+"""The weight of the last step in the times of recent steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +84,19 @@ class SlotState:
 
 @dataclass(frozen=True, slots=True)
 class LoopStats:
-    """A snapshot taken between two steps. Seconds: `model_seconds` inside the runner, `step_seconds` of whole steps."""
+    """A snapshot taken between two steps. Seconds: `model_seconds` inside the runner, `step_seconds` of whole steps.
+
+    `decode_step_seconds` is what recent steps without a prompt took, `prefill_token_seconds` what those with one took
+    for a token; 0 before the first of the kind.
+    """
 
     scheduler: SchedulerStats
     num_steps: int
     num_batched_tokens: int
     model_seconds: float
     step_seconds: float
+    decode_step_seconds: float
+    prefill_token_seconds: float
 
 
 class EngineLoop:
@@ -105,6 +123,9 @@ class EngineLoop:
         self._num_batched_tokens = 0
         self._model_seconds = 0.0
         self._step_seconds = 0.0
+        self._decode_step_seconds = 0.0
+        self._prefill_token_seconds = 0.0
+        self._last_turn = time.monotonic()
         self._stats = self._snapshot()
         self._thread = threading.Thread(target=self._run, name="servekit-engine", daemon=True)
 
@@ -122,6 +143,11 @@ class EngineLoop:
         return self._stats
 
     @property
+    def last_turn(self) -> float:
+        """When the thread last came by, on the monotonic clock: before and after each step, and when it woke."""
+        return self._last_turn
+
+    @property
     def is_alive(self) -> bool:
         """Whether the thread runs."""
         return self._thread.is_alive()
@@ -134,7 +160,9 @@ class EngineLoop:
         try:
             while not self._stopping:
                 self._take_inbox()
+                self._last_turn = time.monotonic()
                 self._step()
+                self._last_turn = time.monotonic()
                 self._stats = self._snapshot()
             self._deliver(self._scheduler.finish_all(FinishReason.ABORT))
             self._stats = self._snapshot()
@@ -158,6 +186,8 @@ class EngineLoop:
             elif isinstance(message, Inspect):
                 now = time.monotonic()
                 message.answer([self._slot_state(seq, now) for seq in self._scheduler.running])
+            elif isinstance(message, Examine):
+                message.answer(self._scheduler.preview(message.request))
             else:
                 self._stopping = True
 
@@ -183,7 +213,14 @@ class EngineLoop:
             self._deliver(updates)
         self._num_steps += 1
         self._num_batched_tokens += output.num_batched_tokens
-        self._step_seconds += time.monotonic() - began
+        self._record_step(output, time.monotonic() - began)
+
+    def _record_step(self, output: ScheduleOutput, seconds: float) -> None:
+        self._step_seconds += seconds
+        if output.num_batched_tokens == len(output.scheduled):
+            self._decode_step_seconds = _recent(self._decode_step_seconds, seconds)
+        else:
+            self._prefill_token_seconds = _recent(self._prefill_token_seconds, seconds / output.num_batched_tokens)
 
     def _step_one_by_one(self, output: ScheduleOutput) -> tuple[StepTokens, list[Update]]:
         """Compute each sequence of a failed step alone, so that only those that really fail are lost.
@@ -232,4 +269,11 @@ class EngineLoop:
             num_batched_tokens=self._num_batched_tokens,
             model_seconds=self._model_seconds,
             step_seconds=self._step_seconds,
+            decode_step_seconds=self._decode_step_seconds,
+            prefill_token_seconds=self._prefill_token_seconds,
         )
+
+
+def _recent(before: float, value: float) -> float:
+    """A mean in which older values fade."""
+    return value if not before else before + _RECENT * (value - before)

@@ -12,17 +12,22 @@ import torch
 
 from servekit.engine.core.request import SampledToken, SamplingParams, TokenLogprob
 from servekit.engine.core.sequence import Sequence
-from servekit.engine.penalties import adjust_logits, needs_adjustment
+from servekit.engine.grammar import Grammars
+from servekit.engine.penalties import FORBIDDEN, adjust_logits, needs_adjustment
 
 _FIRST_CANDIDATES = 256
 """How many of the most likely tokens top_p looks at first: nearly always enough, and far cheaper than a sort."""
 
 
 class Sampler:
-    """Chooses one token for each of S sequences. `eos_token_ids` is what `min_tokens` keeps from being chosen."""
+    """Chooses one token for each of S sequences. `eos_token_ids` is what `min_tokens` keeps from being chosen.
 
-    def __init__(self, eos_token_ids: frozenset[int]) -> None:
+    `grammars` says what may follow in a sequence that has a grammar; the others share its step untouched.
+    """
+
+    def __init__(self, eos_token_ids: frozenset[int], grammars: Grammars | None = None) -> None:
         self._eos_token_ids = eos_token_ids
+        self._grammars = grammars
 
     def sample(self, logits: torch.Tensor, seqs: Seq[Sequence]) -> list[SampledToken]:
         """`logits` [S, vocab] float32, one row for each of `seqs`."""
@@ -30,6 +35,12 @@ class Sampler:
         adjusted = logits
         if any(needs_adjustment(p) for p in params):
             adjusted = adjust_logits(logits, seqs, self._eos_token_ids)
+        rows = [row for row, p in enumerate(params) if p.grammar is not None]
+        if rows:
+            assert self._grammars is not None, "a grammar was admitted where none can be followed"
+            allowed = torch.from_numpy(self._grammars.allowed([seqs[row] for row in rows])).to(logits.device)
+            adjusted = adjusted.clone() if adjusted is logits else adjusted
+            adjusted[rows] = adjusted[rows].masked_fill(~allowed, FORBIDDEN)
         if all(p.is_greedy for p in params):
             token_ids = adjusted.argmax(dim=-1)
         else:

@@ -84,7 +84,9 @@ class AccessLog:
             await error_response(internal_error())(scope, receive, send_with_id)
         finally:
             level = logging.DEBUG if scope["path"] in QUIET_PATHS else logging.INFO
-            self._logger.log(level, "%s", _line(scope, record))
+            fields = _fields(scope, record)
+            line = " ".join(f"{name}={value}" for name, value in fields.items())
+            self._logger.log(level, "%s", line, extra={"fields": fields})
 
 
 def _request_id(given: str) -> str:
@@ -93,7 +95,7 @@ def _request_id(given: str) -> str:
     return printable or f"req-{uuid.uuid4().hex}"
 
 
-def _line(scope: Scope, record: RequestRecord) -> str:
+def _fields(scope: Scope, record: RequestRecord) -> dict[str, object]:
     fields: dict[str, object] = {
         "id": record.request_id,
         "request": f"{scope['method']} {quote(scope['path'])[:MAX_PATH_CHARS]}",
@@ -113,8 +115,8 @@ def _line(scope: Scope, record: RequestRecord) -> str:
         fields["queue_ms"] = _ms(record.timings.queue)
         fields["prefill_ms"] = _ms(record.timings.prefill)
         fields["decode_ms"] = _ms(record.timings.decode)
-    return " ".join(f"{name}={value}" for name, value in fields.items())
+    return fields
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f}"
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 1)

@@ -6,41 +6,45 @@ It must not know the fields or the shape of either route; a plan has them.
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
+import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from servekit.engine.core.request import Request, SamplingParams
 from servekit.errors import InputError
 from servekit.server.access_log import RequestRecord, request_record
-from servekit.server.body import decode_body, ignored_header, read_body
+from servekit.server.body import MAX_NAME_CHARS, decode_body, decode_foreign, ignored_header, read_body
 from servekit.server.call import Call
 from servekit.server.connection import while_connected
-from servekit.server.errors import ModelNotFoundError
+from servekit.server.gate import key_holder
+from servekit.server.model_name import check_model
 from servekit.server.params import for_choice
 from servekit.server.schema import GenerationBody
 from servekit.server.shape import AnswerHead, Shape
 from servekit.server.state import EngineFacade, ServerState
 from servekit.server.stream import EventStream
 
-MAX_MODEL_CHARS = 100
 LARGE_BODY = 64 * 1024
 """Bytes from which a body is parsed in a worker thread."""
 
 B = TypeVar("B", bound=GenerationBody)
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Plan(Protocol):
     """A validated request of one route. `prompt_param` is the field that errors about the prompt name.
 
-    `continues_text` says that the answer reads on from the prompt, and is not a message of its own.
+    `continues_text` says that the answer reads on from the prompt, and is not a message of its own; `shows_control`,
+    that its shape looks for control tokens in the text.
     """
 
     id_prefix: str
     prompt_param: str
     continues_text: bool
+    shows_control: bool
     params: SamplingParams
 
     async def encode(self) -> list[tuple[int, ...]]:
@@ -52,33 +56,29 @@ class Plan(Protocol):
         ...
 
 
-async def answer(
-    request: HttpRequest, state: ServerState, kind: type[B], plan_for: Callable[[B, EngineFacade], Plan]
-) -> Response:
-    """Answer one request, streamed or whole.
+Parsed = tuple[GenerationBody, tuple[str, ...], Plan]
+"""The body as this server's own, the names of fields that are ignored, and the plan."""
+
+
+async def answer(request: HttpRequest, state: ServerState, parse: Callable[[bytes, EngineFacade], Parsed]) -> Response:
+    """Answer one request, streamed or whole. `parse` may run in a worker thread.
 
     Raises ServekitError, before the first byte is sent, and ClientDisconnect when there is nobody left to answer.
     """
     engine = state.ready_engine()
-    raw = await read_body(request, state.body_limit)
-
-    def parse() -> tuple[B, tuple[str, ...], Plan]:
-        body, ignored = decode_body(raw, kind)
-        check_model(body.model, state)
-        if body.stream_options is not None and not body.stream:
-            raise InputError("stream_options needs stream: true", param="stream_options")
-        return body, ignored, plan_for(body, engine)
+    raw = await read_body(request, state.body_limit, state.read_timeout)
 
     # A small body is parsed faster than a thread is woken; a large one must not keep others waiting.
-    body, ignored, plan = parse() if len(raw) <= LARGE_BODY else await asyncio.to_thread(parse)
-    prompts = await while_connected(request.receive, plan.encode())
+    is_small = len(raw) <= LARGE_BODY
+    body, ignored, plan = parse(raw, engine) if is_small else await asyncio.to_thread(parse, raw, engine)
+    prompts = await while_connected(request.receive, _prepare(plan, engine))
 
     record = request_record(request)
     head = AnswerHead(f"{plan.id_prefix}{uuid.uuid4().hex}", int(time.time()), state.model_name)
     include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     shape = plan.shape(head, prompts, include_usage=include_usage)
     headers = {"x-servekit-ignored": ignored_header(ignored)} if ignored else {}
-    call = await _admit(state, body, plan, prompts, head.id, record)
+    call = await _admit(state, body, plan, prompts, head.id, record, key_holder(request.scope))
     if body.stream:
         return EventStream(
             call,
@@ -95,13 +95,48 @@ async def answer(
         record.note(state.model_name, call)
 
 
-def check_model(name: str | None, state: ServerState) -> None:
-    """Raise ModelNotFoundError unless `name` is the served model's, letter by letter, or absent."""
-    if name is not None and name != state.model_name:
-        shown = name if len(name) <= MAX_MODEL_CHARS else f"{name[:MAX_MODEL_CHARS]}..."
-        raise ModelNotFoundError(
-            f"the model {shown!r} is not served here", hint=f"this server serves {state.model_name!r}", param="model"
+def parse_plan(
+    raw: bytes, state: ServerState, kind: type[B], plan_for: Callable[[B], Plan]
+) -> tuple[B, tuple[str, ...], Plan]:
+    """The typed body, the names of fields that are ignored, and the plan. Raises InputError and its kinds."""
+    body, ignored = decode_body(raw, kind)
+    check_model(body.model, state)
+    check_unknown(ignored, state)
+    if body.stream_options is not None and not body.stream:
+        raise InputError("stream_options needs stream: true", param="stream_options")
+    return body, ignored, plan_for(body)
+
+
+def check_unknown(ignored: tuple[str, ...], state: ServerState) -> None:
+    """Raise InputError for the first field that nobody knows, where such are refused."""
+    if ignored and state.refuse_unknown:
+        raise InputError(
+            f"{ignored[0][:MAX_NAME_CHARS]} is not a field that this server knows",
+            hint="leave it out, or start the server with --unknown-params warn",
+            param=ignored[0][:MAX_NAME_CHARS],
         )
+
+
+def parse_translated(
+    raw: bytes,
+    state: ServerState,
+    kind: type[S],
+    refused: Mapping[str, tuple[Any, ...]],
+    translate: Callable[[S], tuple[GenerationBody, Plan]],
+) -> Parsed:
+    """As `parse_plan`, for a body of another API. `refused` are its fields that are not offered here."""
+    foreign, ignored = decode_foreign(raw, kind, refused)
+    check_unknown(ignored, state)
+    body, plan = translate(foreign)
+    check_model(body.model, state)
+    return body, ignored, plan
+
+
+async def _prepare(plan: Plan, engine: EngineFacade) -> list[tuple[int, ...]]:
+    """Whatever is slow and may refuse: the grammar, then the prompts."""
+    if plan.params.grammar is not None:
+        await engine.compile_grammar(plan.params.grammar)
+    return await plan.encode()
 
 
 async def _admit(
@@ -111,10 +146,32 @@ async def _admit(
     prompts: list[tuple[int, ...]],
     call_id: str,
     record: RequestRecord,
+    holder: str,
 ) -> Call:
-    """One engine request for every choice of every prompt."""
+    requests = engine_requests(body, plan, prompts, call_id, record, holder)
+    if len(requests) > state.ready_engine().max_open:
+        limit = state.ready_engine().max_open
+        raise InputError(f"{len(requests)} choices are more than the {limit} that this server holds", param="n")
+    try:
+        return await Call.admit(state, requests, body.n or 1)
+    except InputError as error:
+        # The engine knows a prompt, not the field that it came in.
+        if error.param in ("messages", "prompt"):
+            error.param = plan.prompt_param
+        raise
+
+
+def engine_requests(
+    body: GenerationBody,
+    plan: Plan,
+    prompts: Sequence[tuple[int, ...]],
+    call_id: str,
+    record: RequestRecord,
+    holder: str,
+) -> list[Request]:
+    """One engine request for every choice of every prompt. Holders of different keys share no cached prefix."""
     num_choices = body.n or 1
-    requests = [
+    return [
         Request(
             request_id=f"{call_id}-{prompt_index * num_choices + i}",
             prompt_token_ids=prompt,
@@ -122,18 +179,9 @@ async def _admit(
             arrival_time=record.arrival,
             priority=body.priority or 0,
             continues_text=plan.continues_text,
-            cache_salt=body.cache_salt or "",
+            shows_control=plan.shows_control,
+            cache_salt=holder + (body.cache_salt or ""),
         )
         for prompt_index, prompt in enumerate(prompts)
         for i in range(num_choices)
     ]
-    if len(requests) > state.ready_engine().max_open:
-        limit = state.ready_engine().max_open
-        raise InputError(f"{len(requests)} choices are more than the {limit} that this server holds", param="n")
-    try:
-        return await Call.admit(state, requests, num_choices)
-    except InputError as error:
-        # The engine knows a prompt, not the field that it came in.
-        if error.param in ("messages", "prompt"):
-            error.param = plan.prompt_param
-        raise

@@ -12,13 +12,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from servekit.errors import ServekitError
+from servekit.server import anthropic, responses
 from servekit.server.access_log import AccessLog
-from servekit.server.answer import answer, check_model
+from servekit.server.answer import Parsed, answer, parse_plan, parse_translated
 from servekit.server.chat import ChatPlan
 from servekit.server.completions import CompletionPlan
+from servekit.server.cors import Cors
 from servekit.server.errors import handle_disconnect, handle_http_exception, handle_servekit_error
+from servekit.server.gate import Gate
+from servekit.server.model_name import check_model
+from servekit.server.preflight import preflight
 from servekit.server.schema import ChatBody, CompletionBody
-from servekit.server.state import ServerState
+from servekit.server.state import EngineFacade, ServerState
+from servekit.server.tokens import detokenize, tokenize
 
 
 def create_app(state: ServerState) -> Starlette:
@@ -28,6 +34,11 @@ def create_app(state: ServerState) -> Starlette:
         routes=[
             Route("/v1/chat/completions", routes.chat, methods=["POST"]),
             Route("/v1/completions", routes.completions, methods=["POST"]),
+            Route("/v1/responses", routes.responses, methods=["POST"]),
+            Route("/v1/messages", routes.messages, methods=["POST"]),
+            Route("/v1/preflight", routes.preflight, methods=["POST"]),
+            Route("/tokenize", routes.tokenize, methods=["POST"]),
+            Route("/detokenize", routes.detokenize, methods=["POST"]),
             Route("/v1/models", routes.models, methods=["GET"]),
             Route("/v1/models/{model_id:path}", routes.model, methods=["GET"]),
             Route("/health", routes.health, methods=["GET"]),
@@ -35,7 +46,11 @@ def create_app(state: ServerState) -> Starlette:
             Route("/slots", routes.slots, methods=["GET"]),
             Route("/metrics", routes.metrics, methods=["GET"]),
         ],
-        middleware=[Middleware(AccessLog)],
+        middleware=[
+            Middleware(AccessLog),
+            Middleware(Cors, origins=state.security.origins),
+            Middleware(Gate, security=state.security),
+        ],
         exception_handlers={
             ServekitError: handle_servekit_error,
             HTTPException: handle_http_exception,
@@ -55,11 +70,55 @@ class Routes:
 
     async def chat(self, request: Request) -> Response:
         """Continue a conversation."""
-        return await answer(request, self._state, ChatBody, ChatPlan)
+        state = self._state
+        return await answer(
+            request, state, lambda raw, engine: parse_plan(raw, state, ChatBody, lambda body: ChatPlan(body, engine))
+        )
 
     async def completions(self, request: Request) -> Response:
         """Continue raw prompts."""
-        return await answer(request, self._state, CompletionBody, CompletionPlan)
+        state = self._state
+        return await answer(
+            request,
+            state,
+            lambda raw, engine: parse_plan(raw, state, CompletionBody, lambda body: CompletionPlan(body, engine)),
+        )
+
+    async def responses(self, request: Request) -> Response:
+        """A chat in OpenAI's newer shape."""
+
+        def parse(raw: bytes, engine: EngineFacade) -> Parsed:
+            def translate(body: responses.ResponsesBody) -> tuple[ChatBody, ChatPlan]:
+                plan = responses.ResponsesPlan(body, engine)
+                return plan.body, plan
+
+            return parse_translated(raw, self._state, responses.ResponsesBody, responses.REFUSED, translate)
+
+        return await answer(request, self._state, parse)
+
+    async def messages(self, request: Request) -> Response:
+        """A chat in Anthropic's shape."""
+
+        def parse(raw: bytes, engine: EngineFacade) -> Parsed:
+            def translate(body: anthropic.MessagesBody) -> tuple[ChatBody, ChatPlan]:
+                plan = anthropic.MessagesPlan(anthropic.to_chat(body), engine)
+                return plan.body, plan
+
+            return parse_translated(raw, self._state, anthropic.MessagesBody, anthropic.REFUSED, translate)
+
+        return await answer(request, self._state, parse)
+
+    async def preflight(self, request: Request) -> Response:
+        """What a request would cost, without running it."""
+        return _json(await preflight(request, self._state))
+
+    async def tokenize(self, request: Request) -> Response:
+        """Text as token ids."""
+        return _json(await tokenize(request, self._state))
+
+    async def detokenize(self, request: Request) -> Response:
+        """Token ids as text."""
+        return _json(await detokenize(request, self._state))
 
     async def models(self, request: Request) -> Response:
         """The list of served models, which is one."""
@@ -72,7 +131,7 @@ class Routes:
 
     async def health(self, request: Request) -> Response:
         """200 when requests are taken, 503 with one word otherwise."""
-        status = self._state.status
+        status = self._state.health()
         return _json({"status": status}, 200 if status == "ok" else 503)
 
     async def props(self, request: Request) -> Response:

@@ -3,6 +3,7 @@
 It must not know what the fields mean. Nothing of the client's text is repeated in an error but what names a field.
 """
 
+import asyncio
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
@@ -11,28 +12,44 @@ import msgspec
 from starlette.requests import Request
 
 from servekit.errors import InputError
-from servekit.server.errors import BodyTooLargeError
+from servekit.server.errors import BodyTooLargeError, SlowBodyError
 from servekit.server.schema import ChatBody, ContentPart, GenerationBody, Message, StreamOptions
 from servekit.server.unsupported import HARMLESS_VALUES, refuse_unsupported
 
 B = TypeVar("B", bound=GenerationBody)
+S = TypeVar("S", bound=msgspec.Struct)
+
+MAX_DEPTH = 64
+"""Levels of lists and objects in a body; what reads them further on may be recursive."""
 
 MAX_ERROR_CHARS = 300
 MAX_NAMES_IGNORED = 32
 MAX_NAME_CHARS = 64
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Raises BodyTooLargeError as soon as it is known to pass `limit` bytes."""
+async def read_body(request: Request, limit: int, timeout: float) -> bytes:
+    """The whole body. Raises BodyTooLargeError as soon as it is known to pass `limit` bytes.
+
+    Raises SlowBodyError when it is not there after `timeout` seconds, however steadily it trickles in.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(limit)
     body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > limit:
-            raise _too_large(limit)
+    try:
+        async with asyncio.timeout(timeout):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > limit:
+                    raise _too_large(limit)
+    except TimeoutError:
+        raise SlowBodyError(f"the request body did not arrive within {timeout:g} seconds") from None
     return bytes(body)
+
+
+def decode_fields(raw: bytes, kind: type[S]) -> S:
+    """The typed body of a route that does not generate. Raises InputError with the failing path as `param`."""
+    return _decode(raw, kind)[0]
 
 
 def decode_body(raw: bytes, kind: type[B]) -> tuple[B, tuple[str, ...]]:
@@ -40,12 +57,29 @@ def decode_body(raw: bytes, kind: type[B]) -> tuple[B, tuple[str, ...]]:
 
     Raises InputError with the failing path as `param`, and UnsupportedError for a known field that is not offered.
     """
+    body, document = _decode(raw, kind)
+    names = dict.fromkeys(name for name in _unknown_fields(document, kind))
+    return body, tuple(names)
+
+
+def decode_foreign(raw: bytes, kind: type[S], refused: Mapping[str, tuple[Any, ...]]) -> tuple[S, tuple[str, ...]]:
+    """As `decode_body`, for a body of another API; `refused` maps fields not offered to values that ask nothing."""
+    body, document = _decode(raw, kind, refused)
+    return body, tuple(name for name in _unknown(document, kind) if name not in refused)
+
+
+def _decode(
+    raw: bytes, kind: type[S], refused: Mapping[str, tuple[Any, ...]] | None = None
+) -> tuple[S, Mapping[str, Any]]:
     try:
         # The parser skips the text of unknown fields unread, so the encoding is checked over the whole body.
         document = msgspec.json.decode(raw.decode("utf-8"))
         if not isinstance(document, dict):
             raise InputError("the request body must be a JSON object")
-        refuse_unsupported(document)
+        _check_depth(document)
+        if refused is None and issubclass(kind, GenerationBody):
+            refused = HARMLESS_VALUES
+        refuse_unsupported(document, refused or {})
         body = msgspec.convert(document, kind)
     except UnicodeDecodeError as error:
         raise InputError(f"the request body is not UTF-8 (at byte {error.start})") from None
@@ -55,8 +89,7 @@ def decode_body(raw: bytes, kind: type[B]) -> tuple[B, tuple[str, ...]]:
         raise InputError(f"the request body is not valid JSON: {error}") from None
     except RecursionError:
         raise InputError("the request body is nested too deeply") from None
-    names = dict.fromkeys(name for name in _unknown_fields(document, kind))
-    return body, tuple(names)
+    return body, document
 
 
 def ignored_header(names: tuple[str, ...]) -> str:
@@ -65,6 +98,16 @@ def ignored_header(names: tuple[str, ...]) -> str:
     if len(shown) > MAX_NAMES_IGNORED:
         shown[MAX_NAMES_IGNORED:] = ["..."]
     return ",".join(shown)
+
+
+def _check_depth(document: Mapping[str, Any]) -> None:
+    level: list[Any] = [document]
+    for _ in range(MAX_DEPTH):
+        values = (value for item in level for value in (item.values() if isinstance(item, dict) else item))
+        level = [value for value in values if isinstance(value, dict | list)]
+        if not level:
+            return
+    raise InputError(f"the request body is nested more than {MAX_DEPTH} levels deep")
 
 
 def _too_large(limit: int) -> BodyTooLargeError:

@@ -14,8 +14,9 @@ from anyio import CancelScope
 
 from servekit.engine.core.request import FinishReason, Request, RequestTimings, TokenLogprob
 from servekit.engine.output import Chunk, Usage
-from servekit.errors import EngineError, UnavailableError
+from servekit.errors import EngineError, ServekitError, UnavailableError
 from servekit.server.counts import longest_timings, total_usage
+from servekit.server.errors import RequestTimeoutError
 from servekit.server.state import Generation, ServerState
 
 
@@ -41,6 +42,8 @@ class Call:
         self._timings: list[RequestTimings | None] = [None] * len(requests)
         self._last_token_at: list[float | None] = [None] * len(requests)
         self._num_finished = 0
+        self._timed_out = False
+        self._timer: asyncio.TimerHandle | None = None
 
     @classmethod
     async def admit(cls, state: ServerState, requests: Sequence[Request], choices_per_prompt: int) -> Self:
@@ -53,6 +56,7 @@ class Call:
         try:
             for request in requests:
                 call._generations.append(engine.generate(request))
+            call._set_timer(state.request_timeout)
         except BaseException:
             await call.close()
             raise
@@ -77,7 +81,8 @@ class Call:
     async def chunks(self) -> AsyncGenerator[tuple[int, Chunk], None]:
         """Every choice's chunks, as they come, with the choice's index.
 
-        Raises EngineError for a choice that failed, UnavailableError when the engine ended under it.
+        Raises EngineError for a choice that failed, UnavailableError when the engine ended under it,
+        RequestTimeoutError when its time was over.
         """
         async with aclosing(self._arrivals()) as arrivals:
             async for index, chunk in arrivals:
@@ -123,10 +128,25 @@ class Call:
     async def close(self) -> None:
         """Abort what has not ended, also when the task that calls this is being cancelled."""
         with CancelScope(shield=True):
+            if self._timer is not None:
+                self._timer.cancel()
             for generation in self._generations:
                 await generation.aclose()
 
-    def _failure(self, chunk: Chunk) -> EngineError | UnavailableError:
+    def _set_timer(self, timeout: float | None) -> None:
+        """The time of a request runs from its arrival; waiting in line is part of it."""
+        if timeout is not None and self._requests:
+            left = self._requests[0].arrival_time + timeout - time.monotonic()
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, left), self._expire, timeout)
+
+    def _expire(self, timeout: float) -> None:
+        self._timed_out = True
+        for generation in self._generations:
+            generation.expire(f"the answer took longer than {timeout:g} seconds")
+
+    def _failure(self, chunk: Chunk) -> ServekitError:
+        if self._timed_out:
+            return RequestTimeoutError(chunk.error or "the answer took too long", hint="see --request-timeout")
         message = chunk.error or "the request was ended by the server"
         return EngineError(message) if self._state.status == "ok" else UnavailableError(message)
 

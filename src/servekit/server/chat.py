@@ -1,5 +1,6 @@
 """`/v1/chat/completions`: what its body means to the engine, and what its answer looks like."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,14 +8,17 @@ import msgspec
 
 from servekit.engine.core.request import SamplingParams, TokenLogprob
 from servekit.engine.output import Chunk, Usage
-from servekit.errors import InputError
+from servekit.errors import InputError, UnsupportedError
 from servekit.server.call import Call, CollectedChoice
 from servekit.server.logprobs import chat_logprobs
 from servekit.server.messages import template_messages
 from servekit.server.params import sampling_params
 from servekit.server.schema import ChatBody
-from servekit.server.shape import AnswerHead, EventWriter, whole_body
+from servekit.server.shape import AnswerHead, EventWriter, OpenAIEnds, whole_body
 from servekit.server.state import EngineFacade, TokenNames
+from servekit.server.structured import grammar_of
+from servekit.server.tool_deltas import ChoiceDeltas, whole_message
+from servekit.server.tools import Tools, tools_of
 
 
 class ChatPlan:
@@ -27,44 +31,63 @@ class ChatPlan:
     def __init__(self, body: ChatBody, engine: EngineFacade) -> None:
         if body.top_logprobs is not None and not body.logprobs:
             raise InputError("top_logprobs needs logprobs: true", param="top_logprobs")
-        self._body = body
+        self.body = body
         self._engine = engine
         self._messages = template_messages(body.messages)
+        self.tools = tools_of(body, engine.tool_format if body.tools else None)
+        self.shows_control = self.tools is not None and self.tools.shows_control
+        grammar = grammar_of(body, body.response_format)
+        if self.tools is not None and self.tools.is_required:
+            grammar = self.tools.grammar
         self.params: SamplingParams = sampling_params(
             body,
             engine.defaults,
             max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            grammar=grammar,
         )
 
     async def encode(self) -> list[tuple[int, ...]]:
         """The one prompt's token ids."""
-        return [await self._engine.encode_chat(self._messages)]
+        if self.tools is None:
+            return [await self._engine.encode_chat(self._messages)]
+        with contextlib.suppress(UnsupportedError):
+            # A keyword that cannot be enforced is no fault where nothing is enforced; a wrong schema is.
+            if not self.tools.is_required:
+                await self._engine.compile_grammar(self.tools.grammar)
+        return [await self._engine.encode_chat(self._messages, self.tools.shown)]
 
     def shape(self, head: AnswerHead, prompts: Sequence[tuple[int, ...]], *, include_usage: bool) -> "ChatShape":
         """How the answer is written."""
         return ChatShape(
             head,
-            prompts[0] if self._body.return_token_ids else None,
-            self._engine.tokenizer if self._body.logprobs else None,
+            prompts[0] if self.body.return_token_ids else None,
+            self._engine.tokenizer if self.body.logprobs else None,
+            self.tools,
             include_usage=include_usage,
         )
 
 
-class ChatShape:
-    """The chat shape. `prompt_token_ids` None leaves out all token ids, `names` None all log-probabilities."""
+class ChatShape(OpenAIEnds):
+    """The chat shape. `prompt_token_ids` None leaves out all token ids, `names` None all log-probabilities.
+
+    With `tools`, an answer's text is read for calls of functions.
+    """
 
     def __init__(
         self,
         head: AnswerHead,
         prompt_token_ids: tuple[int, ...] | None,
         names: TokenNames | None,
+        tools: Tools | None = None,
         *,
         include_usage: bool,
     ) -> None:
         self._head = head
         self._prompt_token_ids = prompt_token_ids
         self._names = names
+        self._tools = tools
+        self._calls: dict[int, ChoiceDeltas] = {}
         self._writer = EventWriter(head, "chat.completion.chunk", include_usage=include_usage)
 
     def opening(self, index: int) -> bytes:
@@ -76,6 +99,8 @@ class ChatShape:
 
     def delta(self, index: int, chunk: Chunk) -> bytes:
         """The new content, then the finish with an empty delta."""
+        if self._tools is not None:
+            return self._tool_delta(index, chunk, self._tools)
         events = b""
         if chunk.text or (chunk.token_ids and (self._names or self._prompt_token_ids is not None)):
             choice = b"".join(
@@ -91,15 +116,36 @@ class ChatShape:
             )
             events = self._writer.event(choice)
         if chunk.finish_reason is not None:
-            finish = {
-                "index": index,
-                "delta": {},
-                "logprobs": None,
-                "finish_reason": chunk.finish_reason,
-                "stop_reason": chunk.stop_reason,
-            }
-            events += self._writer.finish(msgspec.json.encode(finish), chunk)
+            events += self._finish(index, chunk, chunk.finish_reason)
         return events
+
+    def _tool_delta(self, index: int, chunk: Chunk, tools: Tools) -> bytes:
+        """As `delta`, with the text taken apart. Log-probabilities and ids go with the first event of a chunk."""
+        choice_deltas = self._calls.setdefault(index, ChoiceDeltas(tools.parser()))
+        deltas = choice_deltas.push(chunk.text, is_last=chunk.finish_reason is not None)
+        if not deltas and chunk.token_ids and (self._names or self._prompt_token_ids is not None):
+            deltas = [{"content": ""}]
+        events = b""
+        for i, delta in enumerate(deltas):
+            choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+            if i == 0:
+                choice["logprobs"] = self._logprobs(chunk.logprobs)
+                if self._prompt_token_ids is not None:
+                    choice["token_ids"] = chunk.token_ids
+            events += self._writer.event(msgspec.json.encode(choice))
+        if chunk.finish_reason is not None:
+            events += self._finish(index, chunk, choice_deltas.finish_reason(chunk.finish_reason))
+        return events
+
+    def _finish(self, index: int, chunk: Chunk, reason: str) -> bytes:
+        finish = {
+            "index": index,
+            "delta": {},
+            "logprobs": None,
+            "finish_reason": reason,
+            "stop_reason": chunk.stop_reason,
+        }
+        return self._writer.finish(msgspec.json.encode(finish), chunk)
 
     def usage(self, usage: Usage) -> bytes:
         """The event with the token counts."""
@@ -113,11 +159,15 @@ class ChatShape:
         return whole_body(self._head, "chat.completion", call, rows, prompt_token_ids=self._prompt_token_ids)
 
     def _choice(self, index: int, choice: CollectedChoice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text}
+        reason: str | None = choice.last.finish_reason
+        if self._tools is not None and choice.last.finish_reason is not None:
+            message, reason = whole_message(self._tools.parser(), choice.text, choice.last.finish_reason)
         row: dict[str, Any] = {
             "index": index,
-            "message": {"role": "assistant", "content": choice.text},
+            "message": message,
             "logprobs": self._logprobs(choice.logprobs),
-            "finish_reason": choice.last.finish_reason,
+            "finish_reason": reason,
             "stop_reason": choice.last.stop_reason,
         }
         if self._prompt_token_ids is not None:

@@ -12,8 +12,9 @@ from servekit.server.call import Call, CollectedChoice
 from servekit.server.logprobs import CompletionLogprobs
 from servekit.server.params import sampling_params
 from servekit.server.schema import MAX_CHOICES, CompletionBody
-from servekit.server.shape import AnswerHead, EventWriter, whole_body
+from servekit.server.shape import AnswerHead, EventWriter, OpenAIEnds, whole_body
 from servekit.server.state import EngineFacade
+from servekit.server.structured import grammar_of
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default on this route (its API reference, `max_tokens`)."""
@@ -27,6 +28,7 @@ class CompletionPlan:
     id_prefix = "cmpl-"
     prompt_param = "prompt"
     continues_text = True
+    shows_control = False
 
     def __init__(self, body: CompletionBody, engine: EngineFacade) -> None:
         if body.echo and body.logprobs is not None:
@@ -48,6 +50,7 @@ class CompletionPlan:
             engine.defaults,
             max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
             logprobs=body.logprobs,
+            grammar=grammar_of(body, body.response_format),
         )
 
     async def encode(self) -> list[tuple[int, ...]]:
@@ -93,7 +96,7 @@ class CompletionRow:
         return None if self._logprobs is None else self._logprobs.fields(logprobs)
 
 
-class CompletionShape:
+class CompletionShape(OpenAIEnds):
     """The `text_completion` shape, one row a choice."""
 
     def __init__(self, head: AnswerHead, rows: Sequence[CompletionRow], *, include_usage: bool) -> None:

@@ -20,6 +20,64 @@ class BodyTooLargeError(InputError):
     code = "body_too_large"
 
 
+class SlowBodyError(InputError):
+    """The request body did not arrive in time."""
+
+    http_status = 408
+    code = "request_timeout"
+
+
+class RequestTimeoutError(ServekitError):
+    """The answer was not finished within the time that one request may take."""
+
+    http_status = 504
+    error_type = "timeout_error"
+    code = "request_timeout"
+
+
+class UriTooLongError(InputError):
+    """The request target is longer than the server reads."""
+
+    http_status = 414
+    code = "uri_too_long"
+
+
+class HeadersTooLargeError(InputError):
+    """The request headers are larger, or more, than the server reads."""
+
+    http_status = 431
+    code = "headers_too_large"
+
+
+class MediaTypeError(InputError):
+    """The request body is not plain JSON."""
+
+    http_status = 415
+    code = "unsupported_media_type"
+
+
+class HostNotClearError(InputError):
+    """The request does not say once to which host it goes."""
+
+    code = "invalid_host"
+
+
+class HostNotAllowedError(InputError):
+    """The request goes to a name that is not this server's."""
+
+    http_status = 403
+    error_type = "permission_error"
+    code = "host_not_allowed"
+
+
+class UnauthorizedError(InputError):
+    """The request has no valid API key."""
+
+    http_status = 401
+    error_type = "authentication_error"
+    code = "invalid_api_key"
+
+
 class MethodNotAllowedError(InputError):
     """The route exists, but not for this method."""
 
@@ -33,8 +91,25 @@ class ModelNotFoundError(NotFoundError):
     code = "model_not_found"
 
 
+_BODY_UNREAD = (
+    BodyTooLargeError,
+    SlowBodyError,
+    UriTooLongError,
+    HeadersTooLargeError,
+    MediaTypeError,
+    HostNotClearError,
+    HostNotAllowedError,
+    UnauthorizedError,
+)
+
+
 def error_body(error: ServekitError) -> bytes:
-    """`{"error": {message, type, param, code}}`; the hint is the message's last sentence."""
+    """`{"error": {...}}`, the whole body of an answer or the data of an event."""
+    return msgspec.json.encode({"error": error_fields(error)})
+
+
+def error_fields(error: ServekitError) -> dict[str, Any]:
+    """`{message, type, param, code}`; the hint is the message's last sentence."""
     message = error.message
     if error.hint:
         message = f"{message.rstrip('.')}. {error.hint[0].upper()}{error.hint[1:].rstrip('.')}."
@@ -42,7 +117,7 @@ def error_body(error: ServekitError) -> bytes:
     if isinstance(error, ContextLengthError):
         fields["n_prompt_tokens"] = error.num_prompt_tokens
         fields["n_ctx"] = error.max_model_len
-    return msgspec.json.encode({"error": fields})
+    return fields
 
 
 def error_response(error: ServekitError) -> Response:
@@ -50,7 +125,9 @@ def error_response(error: ServekitError) -> Response:
     headers = {}
     if isinstance(error, OverloadedError):
         headers["retry-after"] = str(error.retry_after_s)
-    if isinstance(error, BodyTooLargeError):
+    if isinstance(error, UnauthorizedError):
+        headers["www-authenticate"] = "Bearer"
+    if isinstance(error, _BODY_UNREAD):
         # The rest of the body is still under way and will not be read.
         headers["connection"] = "close"
     return Response(error_body(error), error.http_status, headers, media_type="application/json")

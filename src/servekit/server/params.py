@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from servekit.engine.core.request import SamplingParams
+from servekit.engine.core.request import GrammarSpec, SamplingParams
 from servekit.engine.output import SamplingDefaults
 from servekit.errors import InputError
 from servekit.server.schema import GenerationBody
@@ -15,7 +15,12 @@ _OFF = SamplingParams()
 
 
 def sampling_params(
-    body: GenerationBody, defaults: SamplingDefaults, *, max_tokens: int | None, logprobs: int | None
+    body: GenerationBody,
+    defaults: SamplingDefaults,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    grammar: GrammarSpec | None,
 ) -> SamplingParams:
     """What the body asks for, else what the model advises, else off.
 
@@ -37,6 +42,7 @@ def sampling_params(
         frequency_penalty=_first(body.frequency_penalty, None, _OFF.frequency_penalty),
         repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, _OFF.repetition_penalty),
         logit_bias=_logit_bias(body.logit_bias or {}),
+        grammar=grammar,
     )
 
 

@@ -21,6 +21,8 @@ from servekit.config import EngineConfig, ServeConfig
 from servekit.engine.load import LoadedEngine, OpenModel, load_engine
 from servekit.errors import EngineError, ServekitError
 from servekit.server.app import create_app
+from servekit.server.protocol import protocol_with
+from servekit.server.security import Security
 from servekit.server.state import ServerState
 
 log = logging.getLogger("servekit.server")
@@ -39,6 +41,7 @@ class ServerProcess:
         model: OpenModel,
         engine_config: EngineConfig,
         serve_config: ServeConfig,
+        security: Security,
         announce: Callable[[LoadedEngine], None],
     ) -> None:
         self._sock = sock
@@ -50,6 +53,10 @@ class ServerProcess:
             model_name=serve_config.served_model_name or model.files.name,
             body_limit=serve_config.max_body,
             ping_interval=serve_config.sse_ping_interval,
+            read_timeout=serve_config.read_timeout,
+            request_timeout=serve_config.request_timeout,
+            refuse_unknown=serve_config.unknown_params == "refuse",
+            security=security,
         )
         self._loaded: LoadedEngine | None = None
         self._failure: ServekitError | None = None
@@ -74,6 +81,8 @@ class ServerProcess:
             access_log=False,
             lifespan="off",
             server_header=False,
+            ws="none",
+            http=protocol_with(self._serve_config.read_timeout, self._serve_config.write_timeout),
             # The grace is over when uvicorn begins to count: `_watch` has waited for the answers.
             timeout_graceful_shutdown=_EXIT_MARGIN,
         )

@@ -52,6 +52,10 @@ class GenerationBody(Struct, kw_only=True):
     priority: _Int64 | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
+    grammar: str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    response_format: dict[str, Any] | None = None
     user: str | None = None
     metadata: dict[str, Any] | None = None
 
@@ -88,6 +92,40 @@ class Message(Struct, kw_only=True):
     tool_call_id: str | None = None
 
 
+class TokenizeBody(Struct, kw_only=True):
+    """`POST /tokenize`: one of `prompt`, `content` (the same) and `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    content: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Struct, kw_only=True):
+    """`POST /detokenize`."""
+
+    tokens: list[_Int64]
+    model: str | None = None
+
+
+class Function(Struct, kw_only=True):
+    """A function that the model may call; `parameters` is a JSON schema. It is enforced, `strict` or not."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct, kw_only=True):
+    """An entry of `tools`."""
+
+    type: Literal["function"]
+    function: Function
+
+
 class ChatBody(GenerationBody, kw_only=True):
     """`POST /v1/chat/completions`."""
 
@@ -95,6 +133,9 @@ class ChatBody(GenerationBody, kw_only=True):
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: _TopLogprobs | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionBody(GenerationBody, kw_only=True):

@@ -1,4 +1,4 @@
-"""What an answer looks like on the wire: the seam between a call and the two generating routes.
+"""What an answer looks like on the wire: the seam between a call and the generating routes.
 
 An event is a complete server-sent event, ready to send. Events are put together from encoded pieces, because this is
 the only work that is done for every token.
@@ -11,8 +11,10 @@ from typing import Any, Protocol
 import msgspec
 
 from servekit.engine.output import Chunk, Usage
+from servekit.errors import ServekitError
 from servekit.server.call import Call, CollectedChoice
 from servekit.server.counts import timings_fields, usage_fields
+from servekit.server.errors import error_body
 
 DONE_EVENT = b"data: [DONE]\n\n"
 
@@ -41,9 +43,29 @@ class Shape(Protocol):
         """The event after all choices; empty when it was not asked for."""
         ...
 
+    def failed(self, error: ServekitError) -> bytes:
+        """The event for a failure after the first byte."""
+        ...
+
+    def end(self, *, has_failed: bool) -> bytes:
+        """The last bytes of a stream."""
+        ...
+
     def body(self, call: Call, choices: Sequence[CollectedChoice]) -> bytes:
         """The whole answer as one JSON object."""
         ...
+
+
+class OpenAIEnds:
+    """How a stream of the two OpenAI routes ends: an error is an event like any other, and `[DONE]` comes last."""
+
+    def failed(self, error: ServekitError) -> bytes:
+        """The event for a failure after the first byte."""
+        return b"data: " + error_body(error) + b"\n\n"
+
+    def end(self, *, has_failed: bool) -> bytes:
+        """The same after an answer and after a failure, for clients that wait for it."""
+        return DONE_EVENT
 
 
 class EventWriter:

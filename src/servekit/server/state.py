@@ -9,12 +9,18 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from servekit.engine.core.request import Request
+from servekit.engine.core.preview import Preview
+from servekit.engine.core.request import GrammarSpec, Request
 from servekit.engine.engine import EngineStats
 from servekit.engine.loop import SlotState
 from servekit.engine.output import Chunk, SamplingDefaults
+from servekit.engine.text.tool_format import ToolFormat
 from servekit.errors import UnavailableError
 from servekit.server.metrics import ServerMetrics
+from servekit.server.security import Security
+
+STALL_SECONDS = 60.0
+"""No step takes this long: a thread that has work and has not come by since is stuck."""
 
 
 class TokenNames(Protocol):
@@ -37,6 +43,8 @@ class Generation(Protocol):
 
     async def aclose(self) -> None: ...
 
+    def expire(self, message: str, /) -> None: ...
+
 
 class EngineFacade(Protocol):
     """What the routes call. `generate` admits or refuses at once, before anything is computed."""
@@ -46,6 +54,9 @@ class EngineFacade(Protocol):
 
     @property
     def max_open(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
 
     @property
     def tokenizer(self) -> TokenNames: ...
@@ -62,9 +73,18 @@ class EngineFacade(Protocol):
 
     async def slots(self) -> list[SlotState]: ...
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], /) -> tuple[int, ...]: ...
+    @property
+    def tool_format(self) -> ToolFormat | None: ...
 
-    async def encode_text(self, text: str, /) -> tuple[int, ...]: ...
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, /
+    ) -> tuple[int, ...]: ...
+
+    async def encode_text(self, text: str, /, *, add_special_tokens: bool = True) -> tuple[int, ...]: ...
+
+    async def compile_grammar(self, spec: GrammarSpec, /) -> None: ...
+
+    async def preview(self, request: Request, /) -> Preview: ...
 
 
 @dataclass(slots=True)
@@ -72,8 +92,9 @@ class ServerState:
     """Shared by the routes and by whoever loads and ends the engine.
 
     `engine` is None while the model loads; `load_error` says why it never will be there. `draining` is set when the
-    server stops taking requests. `created` is in seconds since the epoch, `body_limit` in bytes, `ping_interval` in
-    seconds. `props` is what `GET /props` shows.
+    server stops taking requests. `created` is in seconds since the epoch, `body_limit` in bytes, `ping_interval` and
+    `read_timeout` (for a whole body) in seconds, `request_timeout` too, from arrival to the last token.
+    `refuse_unknown` refuses a field that nobody knows. `props` is what `GET /props` shows.
     """
 
     model_name: str
@@ -85,6 +106,10 @@ class ServerState:
     metrics: ServerMetrics = field(init=False)
     body_limit: int = 8 * 2**20
     ping_interval: float = 15.0
+    read_timeout: float = 30.0
+    request_timeout: float | None = None
+    refuse_unknown: bool = False
+    security: Security = field(default_factory=Security)
 
     def __post_init__(self) -> None:
         self.metrics = ServerMetrics(self.model_name)
@@ -99,6 +124,13 @@ class ServerState:
         if self.engine is None:
             return "loading"
         return "ok" if self.engine.is_alive else "dead"
+
+    def health(self) -> str:
+        """`status`, or `stalled` when work is open and the engine thread has not come by for STALL_SECONDS."""
+        status = self.status
+        if status == "ok" and self.engine is not None and (self.engine.stats().last_step_age or 0.0) > STALL_SECONDS:
+            return "stalled"
+        return status
 
     def ready_engine(self) -> EngineFacade:
         """The engine, if it takes requests now. Raises UnavailableError that says why it does not."""

@@ -1,6 +1,6 @@
 """A call as a stream of server-sent events. It must not know which route it answers.
 
-Order: opening of every choice, deltas and finishes as they come, usage, `[DONE]`. A failure after the headers becomes
+Order: opening of every choice, deltas and finishes as they come, usage, the end. A failure after the headers becomes
 an error event, without a finish that never happened.
 """
 
@@ -15,8 +15,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from servekit.errors import ServekitError
 from servekit.server.call import Call
-from servekit.server.errors import error_body, internal_error
-from servekit.server.shape import DONE_EVENT, Shape
+from servekit.server.errors import internal_error
+from servekit.server.shape import Shape
 
 
 class EventStream(EventSourceResponse):
@@ -81,18 +81,15 @@ class EventStream(EventSourceResponse):
             end = "done"
         except ServekitError as error:
             end = "error"
-            yield _error_event(error)
+            yield shape.failed(error)
         except Exception:
             logging.getLogger(__name__).exception("a stream failed")
             end = "error"
-            yield _error_event(internal_error())
+            yield shape.failed(internal_error())
         self._has_ended = True
-        yield DONE_EVENT
+        if last := shape.end(has_failed=end == "error"):
+            yield last
         self._end = end
-
-
-def _error_event(error: ServekitError) -> bytes:
-    return b"data: " + error_body(error) + b"\n\n"
 
 
 def _ping() -> ServerSentEvent:

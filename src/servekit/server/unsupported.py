@@ -1,6 +1,6 @@
 """Fields that other servers of this API know and this one does not offer: refused by name, never ignored.
 
-A value that asks for nothing (an empty tool list, plain-text output) is let through: many clients always send it.
+A value that asks for nothing (an empty function list) is let through: many clients always send it.
 """
 
 from collections.abc import Mapping
@@ -15,12 +15,10 @@ HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "chat_template": (),
     "chat_template_kwargs": ({},),
-    "choice": (),
     "continue_final_message": (False,),
     "documents": ([],),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "grammar": (),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
@@ -29,19 +27,14 @@ HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {
     "json_schema": (),
     "length_penalty": (1, 1.0),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
     "prediction": (),
     "prompt_logprobs": (),
     "reasoning_effort": (),
-    "regex": (),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
     "store": (False,),
     "structured_outputs": (),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
@@ -50,10 +43,13 @@ HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {
 """Field -> the values of it that change nothing."""
 
 
-def refuse_unsupported(document: Mapping[str, Any]) -> None:
-    """Raise UnsupportedError for the first field of a request body that asks for something not offered here."""
+def refuse_unsupported(document: Mapping[str, Any], table: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raise UnsupportedError for the first field of a request body that asks for something not offered here.
+
+    `table` maps such fields to the values of them that ask for nothing.
+    """
     for name, value in document.items():
-        harmless = HARMLESS_VALUES.get(name)
+        harmless = table.get(name)
         if harmless is None or value is None:
             continue
         if not any(type(value) is type(allowed) and value == allowed for allowed in harmless):

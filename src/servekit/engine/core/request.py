@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
 from types import MappingProxyType
+from typing import Literal
 
 from servekit.errors import InputError
 
@@ -25,6 +26,18 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """A form that an answer must have, as text: a JSON schema, a regular expression, or a grammar (GBNF, Lark).
+
+    `param` is the request's field that it came in.
+    """
+
+    kind: Literal["json_schema", "regex", "grammar", "lark"]
+    text: str
+    param: str = field(default="response_format", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are chosen and when to stop.
 
@@ -32,7 +45,7 @@ class SamplingParams:
     context limit. `stop_token_ids` are stops beside the model's own EOS set, which `ignore_eos` switches off (the
     explicit ones stay). `logprobs` None gives none, N the chosen token's and the N most likely ones'. The penalties
     follow OpenAI (presence, frequency: over generated tokens) and CTRL, arXiv:1909.05858 (repetition: over prompt and
-    generated tokens).
+    generated tokens). A `grammar` allows the model's EOS exactly where the answer may end.
 
     Raises InputError, with `param` naming the field, for a value out of range.
     """
@@ -52,6 +65,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=lambda: _NO_BIAS)
+    grammar: GrammarSpec | None = None
 
     def __post_init__(self) -> None:
         _in_range("temperature", self.temperature, 0.0, 100.0)
@@ -73,6 +87,9 @@ class SamplingParams:
             _in_range("top_logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
             raise InputError("seed must fit in 64 bits", param="seed")
+        if self.grammar is not None and (self.ignore_eos or self.min_tokens):
+            name = "ignore_eos" if self.ignore_eos else "min_tokens"
+            raise InputError(f"{name} cannot be followed together with {self.grammar.param}", param=name)
         if any(not text for text in self.stop):
             raise InputError("a stop string must not be empty", param="stop")
         for token_id, bias in self.logit_bias.items():
@@ -92,7 +109,8 @@ class SamplingParams:
 class Request:
     """One prompt to continue once. `arrival_time` is in seconds of time.monotonic(); a lower `priority` goes first.
 
-    `continues_text`: the answer reads on from the prompt's text, so a space that begins it is kept.
+    `continues_text`: the answer reads on from the prompt's text, so a space that begins it is kept. `shows_control`:
+    control tokens come as text, because whoever reads the answer looks for them.
     """
 
     request_id: str
@@ -102,6 +120,7 @@ class Request:
     priority: int = 0
     cache_salt: str = ""
     continues_text: bool = False
+    shows_control: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from typing import get_args
 from servekit.engine.core.block_pool import BlockPool
 from servekit.engine.core.policy import Admission, Policy
 from servekit.engine.core.prefix_cache import PrefixCache
+from servekit.engine.core.preview import Preview, preview
 from servekit.engine.core.request import FinishReason, Request, RequestTimings, SampledToken, Update
 from servekit.engine.core.sequence import Sequence, SequenceStatus
 from servekit.errors import ConfigError, ContextLengthError, InputError, KvCapacityError
@@ -234,6 +235,20 @@ class Scheduler:
         self._is_in_flight = True
         num_batched_tokens = self.config.max_num_batched_tokens - budget
         return ScheduleOutput(tuple(scheduled), num_batched_tokens, num_preempted, self._step_idx)
+
+    def preview(self, request: Request) -> Preview:
+        """What the request would meet if it were added now. Raises as `check`."""
+        self.check(request)
+        return preview(
+            request,
+            self._running,
+            (seq for seq in self._by_id.values() if seq.status is not SequenceStatus.RUNNING),
+            self.prefix_cache,
+            self.pool,
+            ordinal=self._num_added,
+            max_num_seqs=self.config.max_num_seqs,
+            max_context_len=self.max_context_len,
+        )
 
     def next_deadline(self) -> float | None:
         """When the static policy stops waiting for a full batch; None when nothing is being waited for."""

@@ -17,6 +17,7 @@ import tokenizers
 from servekit.engine.text.chat_template import ChatTemplate, Message, load_chat_template, normalise_messages
 from servekit.engine.text.detokenizer import Detokenizer
 from servekit.engine.text.forged_tokens import ForgedTokens
+from servekit.engine.text.tool_format import ToolFormat, tool_format_of
 from servekit.errors import InputError, ModelError, UnsupportedError
 
 _SPACE = "▁"
@@ -178,14 +179,22 @@ class Tokenizer:
         """Whether a token is one of control, never part of an answer's text."""
         return token_id in self._special_ids
 
-    def detokenizer(self, *, continues_text: bool = False) -> Detokenizer:
+    @cached_property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model's chat template spells calls of functions; None where it does not, or not in a known way."""
+        if self._chat_template is None or not self._chat_template.supports_tools:
+            return None
+        return tool_format_of(self._chat_template.source, self._control_id)
+
+    def detokenizer(self, *, continues_text: bool = False, shows_control: bool = False) -> Detokenizer:
         """A fresh detokeniser of generated tokens.
 
         `continues_text`: what follows is read on from text before it, so that a SentencePiece tokenizer's first space
-        is a real one and is kept.
+        is a real one and is kept. `shows_control`: control tokens are text like any other.
         """
         strip = self._bytes.strips_leading_space and not continues_text
-        return Detokenizer(self.visible_bytes, strip_leading_space=strip)
+        visible_bytes = self.token_bytes if shows_control else self.visible_bytes
+        return Detokenizer(visible_bytes, strip_leading_space=strip)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of all `token_ids`; the same as a detokeniser gives piece by piece."""
@@ -194,6 +203,14 @@ class Tokenizer:
             strip_leading_space=self._bytes.strips_leading_space,
         )
         return "".join(map(detokenizer.push, token_ids)) + detokenizer.flush()
+
+    def _control_id(self, spelling: str) -> int | None:
+        token_id = self._backend.token_to_id(spelling)
+        return token_id if token_id in self._special_ids else None
+
+    def to_json(self) -> str:
+        """The whole tokenizer, for a library that reads the format of tokenizer.json."""
+        return self._backend.to_str()
 
     def _marked(self, message: Message) -> Message:
         forged = self._forged_by_assistant if message.get("role") == "assistant" else self._forged
