@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from servekit.engine.core.request import FinishReason, Request, RequestTimings
+from servekit.engine.embed_work import EmbedStats
+from servekit.engine.embedder import Embedder
 from servekit.engine.engine import EngineStats
 from servekit.engine.loop import SlotState
 from servekit.engine.output import Chunk, SamplingDefaults, Usage
@@ -93,6 +95,8 @@ class FakeEngine:
         self.max_open = 600
         self.tokenizer = ByteTokens()
         self.is_alive = True
+        self.can_generate = True
+        self.embedder: Embedder | None = None
         self.requests: list[Request] = []
         self.generations: list[FakeGeneration] = []
         self.messages: list[Mapping[str, Any]] = []
@@ -110,6 +114,9 @@ class FakeEngine:
 
     def stats(self) -> EngineStats:
         return STATS
+
+    def embed_stats(self) -> EmbedStats:
+        return EmbedStats()
 
     async def slots(self) -> list[SlotState]:
         return [SLOT]

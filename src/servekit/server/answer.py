@@ -15,19 +15,15 @@ from starlette.responses import Response
 from servekit.engine.core.request import Request, SamplingParams
 from servekit.errors import InputError
 from servekit.server.access_log import RequestRecord, request_record
-from servekit.server.body import decode_body, ignored_header, read_body
+from servekit.server.body import LARGE_BODY, decode_body, ignored_header, read_body
 from servekit.server.call import Call
 from servekit.server.connection import while_connected
-from servekit.server.errors import ModelNotFoundError
+from servekit.server.models import check_generates
 from servekit.server.params import for_choice
 from servekit.server.schema import GenerationBody
 from servekit.server.shape import AnswerHead, Shape
 from servekit.server.state import EngineFacade, ServerState
 from servekit.server.stream import EventStream
-
-MAX_MODEL_CHARS = 100
-LARGE_BODY = 64 * 1024
-"""Bytes from which a body is parsed in a worker thread."""
 
 B = TypeVar("B", bound=GenerationBody)
 
@@ -64,7 +60,7 @@ async def answer(
 
     def parse() -> tuple[B, tuple[str, ...], Plan]:
         body, ignored = decode_body(raw, kind)
-        check_model(body.model, state)
+        check_generates(body.model, state)
         if body.stream_options is not None and not body.stream:
             raise InputError("stream_options needs stream: true", param="stream_options")
         return body, ignored, plan_for(body, engine)
@@ -93,15 +89,6 @@ async def answer(
     finally:
         await call.close()
         record.note(state.model_name, call)
-
-
-def check_model(name: str | None, state: ServerState) -> None:
-    """Raise ModelNotFoundError unless `name` is the served model's, letter by letter, or absent."""
-    if name is not None and name != state.model_name:
-        shown = name if len(name) <= MAX_MODEL_CHARS else f"{name[:MAX_MODEL_CHARS]}..."
-        raise ModelNotFoundError(
-            f"the model {shown!r} is not served here", hint=f"this server serves {state.model_name!r}", param="model"
-        )
 
 
 async def _admit(

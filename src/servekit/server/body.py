@@ -3,6 +3,7 @@
 It must not know what the fields mean. Nothing of the client's text is repeated in an error but what names a field.
 """
 
+import asyncio
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
@@ -12,10 +13,13 @@ from starlette.requests import Request
 
 from servekit.errors import InputError
 from servekit.server.errors import BodyTooLargeError
-from servekit.server.schema import ChatBody, ContentPart, GenerationBody, Message, StreamOptions
+from servekit.server.schema import ChatBody, ContentPart, Message, StreamOptions
 from servekit.server.unsupported import HARMLESS_VALUES, refuse_unsupported
 
-B = TypeVar("B", bound=GenerationBody)
+B = TypeVar("B", bound=msgspec.Struct)
+
+LARGE_BODY = 64 * 1024
+"""Bytes from which a body is parsed in a worker thread."""
 
 MAX_ERROR_CHARS = 300
 MAX_NAMES_IGNORED = 32
@@ -35,6 +39,12 @@ async def read_body(request: Request, limit: int) -> bytes:
     return bytes(body)
 
 
+async def read_typed(request: Request, limit: int, kind: type[B]) -> tuple[B, tuple[str, ...]]:
+    """Read and decode; see both. A small body is parsed faster than a thread is woken."""
+    raw = await read_body(request, limit)
+    return decode_body(raw, kind) if len(raw) <= LARGE_BODY else await asyncio.to_thread(decode_body, raw, kind)
+
+
 def decode_body(raw: bytes, kind: type[B]) -> tuple[B, tuple[str, ...]]:
     """The typed body, and the names of the fields in it that nobody here knows.
 
@@ -45,7 +55,7 @@ def decode_body(raw: bytes, kind: type[B]) -> tuple[B, tuple[str, ...]]:
         document = msgspec.json.decode(raw.decode("utf-8"))
         if not isinstance(document, dict):
             raise InputError("the request body must be a JSON object")
-        refuse_unsupported(document)
+        refuse_unsupported(document, kind.__struct_fields__)
         body = msgspec.convert(document, kind)
     except UnicodeDecodeError as error:
         raise InputError(f"the request body is not UTF-8 (at byte {error.start})") from None
@@ -89,7 +99,7 @@ def _invalid(text: str) -> InputError:
     return InputError(f"{path}: {what}" if path else what, param=path or None)
 
 
-def _unknown_fields(document: Mapping[str, Any], kind: type[GenerationBody]) -> Iterator[str]:
+def _unknown_fields(document: Mapping[str, Any], kind: type[msgspec.Struct]) -> Iterator[str]:
     """Names outside the schema, also within messages; a null one asks for nothing."""
     for name in _unknown(document, kind):
         if name not in HARMLESS_VALUES:

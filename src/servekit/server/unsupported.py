@@ -3,7 +3,7 @@
 A value that asks for nothing (an empty tool list, plain-text output) is let through: many clients always send it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from servekit.errors import UnsupportedError
@@ -50,11 +50,14 @@ HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {
 """Field -> the values of it that change nothing."""
 
 
-def refuse_unsupported(document: Mapping[str, Any]) -> None:
-    """Raise UnsupportedError for the first field of a request body that asks for something not offered here."""
+def refuse_unsupported(document: Mapping[str, Any], honoured: Collection[str]) -> None:
+    """Raise UnsupportedError for the first field of a request body that asks for something not offered here.
+
+    `honoured` are the fields that the route knows how to serve.
+    """
     for name, value in document.items():
         harmless = HARMLESS_VALUES.get(name)
-        if harmless is None or value is None:
+        if harmless is None or value is None or name in honoured:
             continue
         if not any(type(value) is type(allowed) and value == allowed for allowed in harmless):
             raise UnsupportedError(f"{name} is not supported with this value", hint="leave it out", param=name)
