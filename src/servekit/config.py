@@ -47,6 +47,8 @@ class EngineConfig:
     static_wait: float = 0.5
     prefix_cache: bool = True
     queue_limit: int = 512
+    embedding_model: str | None = None
+    matryoshka: bool = False
 
     def __post_init__(self) -> None:
         for name in ("threads", "max_model_len", "kv_memory", "block_size", "parallel", "max_num_batched_tokens"):

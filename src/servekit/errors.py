@@ -6,6 +6,7 @@ Each class carries what the two outer layers need, so that neither keeps a table
     ServekitError
     ├── InputError                   400  exit 2   a request or a value that cannot be honoured
     │   ├── ContextLengthError       400           prompt longer than the model's context
+    │   ├── InputLengthError         400           a text longer than an embedding model reads
     │   ├── KvCapacityError          400           request larger than the whole KV pool
     │   └── UnsupportedError         400           understood, but not offered here
     ├── NotFoundError                404  exit 2   a model or route that is not served
@@ -62,6 +63,22 @@ class ContextLengthError(InputError):
         )
         self.num_prompt_tokens = num_prompt_tokens
         self.max_model_len = max_model_len
+
+
+class InputLengthError(InputError):
+    """A text to embed or to score is longer than the model reads. `index` is its place among the inputs."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, index: int, num_tokens: int, max_tokens: int, *, param: str = "input") -> None:
+        super().__init__(
+            f"{param}[{index}] has {num_tokens} tokens, but the model reads at most {max_tokens}",
+            hint="shorten it, or send truncate: true to have it cut",
+            param=param,
+        )
+        self.index = index
+        self.num_tokens = num_tokens
+        self.max_tokens = max_tokens
 
 
 class KvCapacityError(InputError):

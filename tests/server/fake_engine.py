@@ -10,6 +10,8 @@ from typing import Any, Self
 
 from servekit.engine.core.preview import Preview
 from servekit.engine.core.request import FinishReason, GrammarSpec, Request, RequestTimings
+from servekit.engine.embed_work import EmbedStats
+from servekit.engine.embedder import Embedder
 from servekit.engine.engine import EngineStats
 from servekit.engine.loop import SlotState
 from servekit.engine.output import Chunk, SamplingDefaults, Usage
@@ -109,6 +111,8 @@ class FakeEngine:
         self.last_step_age: float | None = None
         self.tokenizer = ByteTokens()
         self.is_alive = True
+        self.can_generate = True
+        self.embedder: Embedder | None = None
         self.requests: list[Request] = []
         self.generations: list[FakeGeneration] = []
         self.messages: list[Mapping[str, Any]] = []
@@ -126,6 +130,9 @@ class FakeEngine:
 
     def stats(self) -> EngineStats:
         return replace(STATS, last_step_age=self.last_step_age)
+
+    def embed_stats(self) -> EmbedStats:
+        return EmbedStats()
 
     async def slots(self) -> list[SlotState]:
         return [SLOT]

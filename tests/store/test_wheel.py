@@ -2,6 +2,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,7 +108,7 @@ def test_a_wheel_with_other_content_is_refused(
     tmp_path: Path,
     folders: tuple[Path, Path],
     monkeypatch: pytest.MonkeyPatch,
-    change: dict[str, str],
+    change: dict[str, Any],
     message: str,
 ) -> None:
     model = replace(make_wheel(tmp_path / "links", CONTENT), **change)

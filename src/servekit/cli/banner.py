@@ -4,7 +4,9 @@ from rich.console import Console
 from rich.table import Table
 
 from servekit import __version__
+from servekit.engine.embedding_model import BuiltEmbedder
 from servekit.engine.load import LoadedEngine
+from servekit.engine.load_embedding import LoadedEmbeddingEngine
 from servekit.units import format_bytes
 
 
@@ -13,14 +15,42 @@ def announce(loaded: LoadedEngine, warnings: list[str], url: str, seconds: float
     console = Console(stderr=True, highlight=False)
     for warning in warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)
+    _print(console, _rows(loaded), url, seconds)
+
+
+def announce_embedding(loaded: LoadedEmbeddingEngine, url: str, seconds: float) -> None:
+    """The same for a server that only embeds."""
+    config = loaded.config
+    how = f"; {config.threads} threads" if loaded.device.kind == "cpu" else ""
+    rows = [
+        ("servekit", __version__),
+        ("model", _embedding_text(loaded.embedding)),
+        ("device", f"{loaded.device.describe()}{how}"),
+        ("dtype", loaded.reasons.get("dtype", f"{config.dtype}: asked for")),
+        *([("pooling", loaded.reasons["pooling"])] if "pooling" in loaded.reasons else []),
+        ("batching", f"up to {config.max_num_batched_tokens} tokens a step"),
+    ]
+    _print(Console(stderr=True, highlight=False), rows, url, seconds)
+
+
+def _print(console: Console, rows: list[tuple[str, str]], url: str, seconds: float) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    for label, text in _rows(loaded):
+    for label, text in rows:
         table.add_row(label, text)
     table.add_row("ready", f"{url}/v1 after {seconds:.1f} s; Ctrl-C stops it", style="green")
     console.print(table)
     print(url, flush=True)
+
+
+def _embedding_text(built: BuiltEmbedder) -> str:
+    embedder = built.embedder
+    makes = "scores pairs" if embedder.is_scorer else f"vectors of {embedder.size}"
+    return (
+        f"{embedder.model_name}: {built.opened.spec.family}, {built.num_parameters / 1e6:,.1f} M parameters, "
+        f"{format_bytes(built.weights_bytes)} of weights; {makes}, up to {embedder.max_tokens:,} tokens a text"
+    )
 
 
 def _rows(loaded: LoadedEngine) -> list[tuple[str, str]]:
@@ -33,6 +63,7 @@ def _rows(loaded: LoadedEngine) -> list[tuple[str, str]]:
             f"{loaded.engine.model_name}: {loaded.family}, {loaded.num_parameters / 1e6:,.1f} M parameters, "
             f"{format_bytes(loaded.weights_bytes)} of weights",
         ),
+        *([("embedding", _embedding_text(loaded.embedding))] if loaded.embedding is not None else []),
         ("device", f"{loaded.device.describe()}; {how}{config.attention} attention"),
         ("dtype", reasons.get("dtype", f"{config.dtype}: asked for")),
         (

@@ -8,7 +8,11 @@ import typer
 
 def pull(
     name: Annotated[
-        str, typer.Argument(help="demo (SmolLM2-135M-Instruct), or a hub id ORG/NAME.", show_default=False)
+        str,
+        typer.Argument(
+            help="demo (SmolLM2-135M-Instruct), demo-embedding (all-MiniLM-L6-v2), or a hub id ORG/NAME.",
+            show_default=False,
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print what was pulled as JSON.")] = False,
 ) -> None:

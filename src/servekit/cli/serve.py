@@ -14,7 +14,7 @@ def serve(
         str | None,
         typer.Argument(
             help="A folder with config.json and safetensors, a .gguf file, a pulled name, or a hub id. "
-            "Without it: demo (SmolLM2-135M-Instruct, pulled when missing).",
+            "Without it: demo (SmolLM2-135M-Instruct, pulled when missing). An embedding model is served as one.",
             show_default=False,
         ),
     ] = None,
@@ -147,6 +147,22 @@ def serve(
     threads: Annotated[
         int | None, typer.Option(help="CPU threads that compute. [physical cores]", rich_help_panel=_ENGINE)
     ] = None,
+    embedding_model: Annotated[
+        str | None,
+        typer.Option(
+            help="A model beside MODEL that embeds or scores text: a folder, a name (demo-embedding), or a hub id.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    matryoshka: Annotated[
+        bool | None,
+        typer.Option(
+            "--matryoshka",
+            help="The embedding model was trained so that its vectors may be cut to any size.",
+            show_default=False,
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
     attention: Annotated[
         str | None, typer.Option(help="auto, sdpa or reference. [auto]", rich_help_panel=_ENGINE)
     ] = None,
@@ -184,19 +200,11 @@ def run(flags: dict[str, Any], config: Path | None) -> None:
 
         with transfer_progress() as progress:
             files = ensure_model(engine_config.model, progress)
+            named = engine_config.embedding_model
+            embedding_files = None if named is None else ensure_model(named, progress)
         print(f"loading {files.name}; {url_of(sock)} answers 503 until it is ready", file=sys.stderr)
 
         # Torch is imported here: everything above answers a mistake within a fraction of a second.
-        from servekit.cli.banner import announce
-        from servekit.engine.load import open_model
-        from servekit.server.process import ServerProcess
+        from servekit.cli.serve_models import serve_models
 
-        model = open_model(files)
-        ServerProcess(
-            sock,
-            model,
-            engine_config,
-            serve_config,
-            security,
-            lambda loaded: announce(loaded, model.warnings, url_of(sock), time.monotonic() - began),
-        ).run()
+        serve_models(sock, files, embedding_files, engine_config, serve_config, security, began)

@@ -29,6 +29,7 @@ class Batch:
     block_size: int
     num_tokens: int
     num_seqs: int
+    token_types: torch.Tensor | None = None  # [T] which text of a pair a token is of, for encoders that tell them apart
 
     @property
     def cu_seqlens_q(self) -> IntArray:

@@ -8,12 +8,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from servekit.engine.core.embed_queue import EmbedRequest
 from servekit.engine.core.preview import Preview
 from servekit.engine.core.request import GrammarSpec, Request, Update
 from servekit.engine.core.scheduler import Scheduler
+from servekit.engine.embed_work import EmbedStats, EmbedUpdate, EmbedWork
+from servekit.engine.embedder import Embedder
 from servekit.engine.generation import Generation
 from servekit.engine.grammar import Grammars
-from servekit.engine.loop import Abort, Add, EngineLoop, Examine, Inspect, SlotState, Stop
+from servekit.engine.loop import (
+    Abort,
+    AbortEmbedding,
+    Add,
+    AddEmbedding,
+    EngineLoop,
+    Examine,
+    Inspect,
+    SlotState,
+    Stop,
+)
 from servekit.engine.output import SamplingDefaults
 from servekit.engine.step import Runner
 from servekit.engine.text.tokenizer import Tokenizer
@@ -72,6 +85,8 @@ class Engine:
         defaults: SamplingDefaults,
         queue_limit: int,
         grammars: Grammars | None = None,
+        can_generate: bool = True,
+        embedder: Embedder | None = None,
     ) -> None:
         self.model_name = model_name
         self.tokenizer = tokenizer
@@ -82,7 +97,13 @@ class Engine:
         self._queue_limit = queue_limit
         self._grammars = grammars
         self._generations: dict[str, Generation] = {}
-        self._loop = EngineLoop(scheduler, runner, self._deliver, self._died)
+        self.can_generate = can_generate
+        self.embedder = embedder
+        work = None
+        if embedder is not None:
+            work = EmbedWork(embedder.runner, scheduler.config.max_num_batched_tokens, self._deliver_embeddings)
+            embedder.connect(self._submit_embedding, self._abort_embedding)
+        self._loop = EngineLoop(scheduler, runner, self._deliver, self._died, work)
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._inspections: set[asyncio.Future[Any]] = set()
         self._busy_since = 0.0
@@ -112,10 +133,9 @@ class Engine:
         Raises InputError and its kinds for a request that can never run, OverloadedError when the waiting line is
         full, UnavailableError when the engine is stopping or dead; all before anything was computed.
         """
-        if self._draining:
-            raise UnavailableError("the server is shutting down")
-        if not self.is_alive:
-            raise UnavailableError("the engine has stopped")
+        self._check_open()
+        if not self.can_generate:
+            raise UnsupportedError("this server embeds texts and writes none", param="model")
         self._check(request)
         if request.sampling.seed is None and not request.sampling.is_greedy:
             request = replace(request, sampling=replace(request.sampling, seed=secrets.randbits(63)))
@@ -131,6 +151,12 @@ class Engine:
         self._idle.clear()
         self._loop.send(Add(request))
         return generation
+
+    def _check_open(self) -> None:
+        if self._draining:
+            raise UnavailableError("the server is shutting down")
+        if not self.is_alive:
+            raise UnavailableError("the engine has stopped")
 
     async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids of a raw prompt, made in a worker thread. Raises ContextLengthError as encode_chat does."""
@@ -173,7 +199,7 @@ class Engine:
         loop = self._loop.stats()
         scheduler = loop.scheduler
         return EngineStats(
-            open=len(self._generations),
+            open=len(self._generations) + (self.embedder.num_open if self.embedder is not None else 0),
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
             live_blocks=scheduler.num_live_blocks,
@@ -196,6 +222,10 @@ class Engine:
         if not self._generations:
             return None
         return max(0.0, time.monotonic() - max(self._loop.last_turn, self._busy_since))
+
+    def embed_stats(self) -> EmbedStats:
+        """Numbers of the embedding half, as of the end of the last step."""
+        return self._loop.stats().embedding
 
     async def slots(self) -> list[SlotState]:
         """Every running sequence, as it stands between two steps. Raises UnavailableError when the engine has died."""
@@ -226,9 +256,11 @@ class Engine:
     async def close(self, grace: float = 0.0) -> None:
         """Refuse new requests, give the running ones `grace` seconds, then end the thread."""
         self._draining = True
-        if grace > 0 and self._generations and self.is_alive:
+        if grace > 0 and not self._is_idle and self.is_alive:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), grace)
+        if self.embedder is not None:
+            self.embedder.fail_all(UnavailableError("the server is shutting down"))
         for generation in list(self._generations.values()):
             generation.fail("the server is shutting down")
         self._loop.send(Stop())
@@ -275,8 +307,34 @@ class Engine:
         generation = self._generations.pop(request_id, None)
         if generation is not None and self._grammars is not None and generation.request.sampling.grammar is not None:
             self._grammars.release(generation.request.sampling.grammar)
-        if not self._generations:
+        self._note_idle()
+
+    @property
+    def _is_idle(self) -> bool:
+        return not self._generations and (self.embedder is None or not self.embedder.num_open)
+
+    def _note_idle(self) -> None:
+        if self._is_idle:
             self._idle.set()
+
+    def _submit_embedding(self, request: EmbedRequest) -> None:
+        self._check_open()
+        self._idle.clear()
+        self._loop.send(AddEmbedding(request))
+
+    def _abort_embedding(self, request_id: str) -> None:
+        self._note_idle()
+        self._loop.send(AbortEmbedding(request_id))
+
+    def _deliver_embeddings(self, updates: list[EmbedUpdate]) -> None:
+        """Engine thread: one wake-up of the event loop for a whole step."""
+        if self._event_loop is not None and not self._event_loop.is_closed():
+            self._event_loop.call_soon_threadsafe(self._dispatch_embeddings, updates)
+
+    def _dispatch_embeddings(self, updates: list[EmbedUpdate]) -> None:
+        assert self.embedder is not None
+        self.embedder.take(updates)
+        self._note_idle()
 
     def _deliver(self, updates: list[Update]) -> None:
         """Engine thread: one wake-up of the event loop for a whole step."""
@@ -299,6 +357,8 @@ class Engine:
     def _bury(self, error: BaseException) -> None:
         self._death = error
         self._end_inspections()
+        if self.embedder is not None:
+            self.embedder.fail_all(UnavailableError("the engine has stopped"))
         for generation in list(self._generations.values()):
             generation.fail("the engine has stopped")
             self._forget(generation.request.request_id)

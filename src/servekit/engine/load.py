@@ -5,7 +5,6 @@ In two halves, so that a server can refuse a broken model before its port opens:
 """
 
 import hashlib
-import json
 import logging
 import math
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from servekit.engine.auto import ComputeFacts, MemoryFacts, Reasons, resolve_com
 from servekit.engine.core.scheduler import Scheduler, SchedulerConfig
 from servekit.engine.device.base import Device
 from servekit.engine.device.select import select_device
+from servekit.engine.embedding_model import BuiltEmbedder, OpenEmbedder, build_embedder
 from servekit.engine.engine import Engine
 from servekit.engine.grammar import Grammars
 from servekit.engine.kv_cache import KvCache
@@ -32,6 +32,7 @@ from servekit.engine.models.parameters import check_parameters, expected_paramet
 from servekit.engine.models.weights import SafetensorsSource, WeightSource
 from servekit.engine.output import SamplingDefaults
 from servekit.engine.probe import DTypeProbe, probe_dtypes
+from servekit.engine.read_files import read_json
 from servekit.engine.runner import ModelRunner
 from servekit.engine.sampler import Sampler
 from servekit.engine.spec.decoder import DecoderSpec
@@ -78,6 +79,7 @@ class LoadedEngine:
     num_parameters: int
     family: str
     model_config: Mapping[str, Any]
+    embedding: BuiltEmbedder | None = None
 
     def props(self) -> dict[str, Any]:
         """What `GET /props` shows: the resolved config, why, and the KV pool."""
@@ -90,6 +92,7 @@ class LoadedEngine:
             "config": {**asdict(self.config), "model": self.engine.model_name},
             "reasons": dict(self.reasons),
             "kv": kv,
+            "embedding": None if self.embedding is None else self.embedding.props(),
             "sampling_defaults": asdict(self.engine.defaults),
             "model_config": dict(self.model_config),
         }
@@ -99,20 +102,30 @@ def open_model(files: LocalModel) -> OpenModel:
     """Read config and weight headers. Raises ModelError for anything that would keep the model from loading."""
     config = read_json(files.directory / "config.json")
     spec = read_decoder_spec(config)
+    if not spec.causal:
+        raise ModelError(
+            "config.json: this model attends both ways, so it embeds text and cannot write it",
+            hint="serve it as --embedding-model",
+        )
     shape = read_model_shape(config)
     source: WeightSource = SafetensorsSource(files.directory) if files.weights is None else GgufSource(files.weights)
     warnings = check_parameters(spec, source.shapes())
     return OpenModel(files, config, spec, shape, source, warnings)
 
 
-def load_engine(model: OpenModel, config: EngineConfig, progress: Progress | None = None) -> LoadedEngine:
-    """Resolve every open choice, load the weights, size and allocate the KV pool.
+def load_engine(
+    model: OpenModel,
+    config: EngineConfig,
+    progress: Progress | None = None,
+    embedder: OpenEmbedder | None = None,
+) -> LoadedEngine:
+    """Resolve every open choice, load the weights, size and allocate the KV pool. `embedder` is served beside it.
 
     Raises ConfigError for a choice that this machine or model cannot honour.
     """
     spec = model.spec
     device, device_reason = select_device(config.device)
-    config, reasons = _resolve_compute(config, device, spec)
+    config, reasons = resolve_on_device(config, device, spec.max_position_embeddings)
     reasons["device"] = f"{device.kind}: {device_reason}"
     assert config.threads is not None
     assert config.max_model_len is not None
@@ -137,6 +150,7 @@ def load_engine(model: OpenModel, config: EngineConfig, progress: Progress | Non
             progress=progress,
         )
     model.source.close()
+    built = None if embedder is None else build_embedder(embedder, config, device, None)
 
     config, memory_reasons = _resolve_memory(config, device, backend, model.shape)
     reasons |= memory_reasons
@@ -163,6 +177,7 @@ def load_engine(model: OpenModel, config: EngineConfig, progress: Progress | Non
         max_model_len=plan.max_model_len,
         defaults=read_sampling_defaults(model.files.directory),
         queue_limit=config.queue_limit,
+        embedder=None if built is None else built.embedder,
     )
     return LoadedEngine(
         engine=engine,
@@ -177,6 +192,7 @@ def load_engine(model: OpenModel, config: EngineConfig, progress: Progress | Non
         num_parameters=sum(math.prod(shape) for shape in expected_parameters(spec).values()),
         family=spec.family,
         model_config=model.config,
+        embedding=built,
     )
 
 
@@ -191,19 +207,8 @@ def read_sampling_defaults(directory: Path) -> SamplingDefaults:
     return SamplingDefaults(**found)
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object from a file of the model. Raises ModelError naming the file, not its folder."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{file.name} cannot be read: {error}") from None
-    if not isinstance(content, dict):
-        raise ModelError(f"{file.name} must be a JSON object")
-    return content
-
-
-def _resolve_compute(config: EngineConfig, device: Device, spec: DecoderSpec) -> tuple[EngineConfig, Reasons]:
-    context = spec.max_position_embeddings
+def resolve_on_device(config: EngineConfig, device: Device, context: int) -> tuple[EngineConfig, Reasons]:
+    """Ask the device for what the open choices depend on, and resolve them. `context` is the model's own."""
     if config.max_model_len is not None and config.max_model_len > context:
         raise ConfigError(
             f"--max-model-len {config.max_model_len} is more than the model's context of {context}",

@@ -11,10 +11,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from servekit.engine.core.embed_queue import EmbedRequest
 from servekit.engine.core.preview import Preview
 from servekit.engine.core.request import FinishReason, Request, SampledToken, Update
 from servekit.engine.core.scheduler import ScheduleOutput, Scheduler, SchedulerStats
 from servekit.engine.core.sequence import Sequence
+from servekit.engine.embed_work import EmbedStats, EmbedWork
 from servekit.engine.step import Runner, StepTokens
 
 log = logging.getLogger("servekit.engine")
@@ -54,7 +56,21 @@ class Examine:
     answer: Callable[[Preview], object]
 
 
-Message = Add | Abort | Stop | Inspect | Examine
+@dataclass(frozen=True, slots=True)
+class AddEmbedding:
+    """Texts to embed, checked and encoded."""
+
+    request: EmbedRequest
+
+
+@dataclass(frozen=True, slots=True)
+class AbortEmbedding:
+    """Nobody waits for these vectors any more."""
+
+    request_id: str
+
+
+Message = Add | Abort | Stop | Inspect | Examine | AddEmbedding | AbortEmbedding
 
 _RECENT = 0.2
 """The weight of the last step in the times of recent steps."""
@@ -97,12 +113,14 @@ class LoopStats:
     step_seconds: float
     decode_step_seconds: float
     prefill_token_seconds: float
+    embedding: EmbedStats
 
 
 class EngineLoop:
     """Runs `scheduler` and `runner` on its own thread and hands every step's updates to `deliver` in one call.
 
-    `deliver` is called on the engine thread; `on_death` once, if the thread ends by a fault of ours.
+    `deliver` is called on the engine thread; `on_death` once, if the thread ends by a fault of ours. `embeddings` get
+    what each step leaves of the token budget.
     """
 
     def __init__(
@@ -111,11 +129,13 @@ class EngineLoop:
         runner: Runner,
         deliver: Callable[[list[Update]], None],
         on_death: Callable[[BaseException], None],
+        embeddings: EmbedWork | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._deliver = deliver
         self._on_death = on_death
+        self._embeddings = embeddings
         self._inbox: deque[Message] = deque()
         self._wake = threading.Event()
         self._stopping = False
@@ -165,16 +185,24 @@ class EngineLoop:
                 self._last_turn = time.monotonic()
                 self._stats = self._snapshot()
             self._deliver(self._scheduler.finish_all(FinishReason.ABORT))
+            if self._embeddings is not None:
+                self._embeddings.end("the engine has stopped")
             self._stats = self._snapshot()
         except BaseException as error:  # the thread's last word: nobody above it could report this
             log.exception("the engine thread has died")
             self._on_death(error)
         finally:
             self._runner.close()
+            if self._embeddings is not None:
+                self._embeddings.close()
+
+    @property
+    def _has_texts(self) -> bool:
+        return self._embeddings is not None and self._embeddings.has_work
 
     def _take_inbox(self) -> None:
         """Handle every message that is there; sleep first when there is nothing to compute."""
-        if not self._inbox and not self._scheduler.has_work:
+        if not self._inbox and not self._scheduler.has_work and not self._has_texts:
             self._wake.wait()
         self._wake.clear()
         while self._inbox:
@@ -183,6 +211,12 @@ class EngineLoop:
                 self._scheduler.add(message.request, time.monotonic())
             elif isinstance(message, Abort):
                 self._scheduler.abort(message.request_id)
+            elif isinstance(message, AddEmbedding):
+                assert self._embeddings is not None, "texts came to an engine without an embedding model"
+                self._embeddings.add(message.request)
+            elif isinstance(message, AbortEmbedding):
+                assert self._embeddings is not None
+                self._embeddings.abort(message.request_id)
             elif isinstance(message, Inspect):
                 now = time.monotonic()
                 message.answer([self._slot_state(seq, now) for seq in self._scheduler.running])
@@ -192,13 +226,19 @@ class EngineLoop:
                 self._stopping = True
 
     def _step(self) -> None:
+        num_tokens = self._step_sequences()
+        if self._embeddings is not None and self._embeddings.has_work:
+            self._embeddings.step(num_tokens)
+
+    def _step_sequences(self) -> int:
+        """The writing half of a step; how many tokens of the budget it has taken."""
         began = time.monotonic()
         output = self._scheduler.schedule(began)
         if output.is_empty:
             deadline = self._scheduler.next_deadline()
-            if deadline is not None and not self._stopping:
+            if deadline is not None and not self._stopping and not self._has_texts:
                 self._wake.wait(max(0.0, deadline - began))
-            return
+            return 0
         model_began = time.monotonic()
         failures: list[Update] = []
         try:
@@ -214,6 +254,7 @@ class EngineLoop:
         self._num_steps += 1
         self._num_batched_tokens += output.num_batched_tokens
         self._record_step(output, time.monotonic() - began)
+        return output.num_batched_tokens
 
     def _record_step(self, output: ScheduleOutput, seconds: float) -> None:
         self._step_seconds += seconds
@@ -271,6 +312,7 @@ class EngineLoop:
             step_seconds=self._step_seconds,
             decode_step_seconds=self._decode_step_seconds,
             prefill_token_seconds=self._prefill_token_seconds,
+            embedding=EmbedStats() if self._embeddings is None else self._embeddings.stats(),
         )
 
 

@@ -6,6 +6,10 @@ It imports no torch, so that the loop, the facade and the server run in tests wi
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
+from servekit.engine.core.embed_queue import EmbedInput
 from servekit.engine.core.request import SampledToken
 from servekit.engine.core.scheduler import ScheduleOutput
 from servekit.engine.device.lazy import LazyResult, Ready
@@ -45,6 +49,50 @@ class FakeRunner:
             index = seq.num_tokens - seq.num_prompt_tokens
             tokens.append(SampledToken(prompt[index % len(prompt)]) if scheduled.needs_sample else None)
         return Ready(tokens)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+FloatArray = npt.NDArray[np.float32]
+
+
+class EmbedRunner(Protocol):
+    """Computes the vectors [n, dim] of n texts in one step; `close` frees what it holds."""
+
+    def embed(self, inputs: Seq[EmbedInput]) -> LazyResult[FloatArray]: ...
+
+    def close(self) -> None: ...
+
+
+class FakeEmbedRunner:
+    """An EmbedRunner without a model: a text's vector is its first token, its last token and its length.
+
+    `fail_on` makes every step that contains that token raise. `steps` keeps the lengths of each step's texts.
+    """
+
+    def __init__(self, *, fail_on: int | None = None) -> None:
+        self._fail_on = fail_on
+        self.steps: list[list[int]] = []
+
+    def embed(self, inputs: Seq[EmbedInput]) -> LazyResult[FloatArray]:
+        """Three numbers a text."""
+        self.steps.append([len(text.token_ids) for text in inputs])
+        if any(self._fail_on in text.token_ids for text in inputs):
+            raise RuntimeError(f"token {self._fail_on} cannot be computed")
+        rows = [(text.token_ids[0], text.token_ids[-1], len(text.token_ids)) for text in inputs]
+        return Ready(np.array(rows, dtype=np.float32))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class NoRunner:
+    """The Runner of a server without a model that writes: its scheduler never has work."""
+
+    def step(self, output: ScheduleOutput) -> LazyResult[StepTokens]:
+        """Never called."""
+        raise AssertionError("there is no model that could compute a step")
 
     def close(self) -> None:
         """Nothing is held."""

@@ -16,19 +16,23 @@ from starlette.responses import Response
 from servekit.engine.core.request import Request, SamplingParams
 from servekit.errors import InputError
 from servekit.server.access_log import RequestRecord, request_record
-from servekit.server.body import MAX_NAME_CHARS, decode_body, decode_foreign, ignored_header, read_body
+from servekit.server.body import (
+    LARGE_BODY,
+    check_unknown,
+    decode_body,
+    decode_foreign,
+    ignored_header,
+    read_body,
+)
 from servekit.server.call import Call
 from servekit.server.connection import while_connected
 from servekit.server.gate import key_holder
-from servekit.server.model_name import check_model
+from servekit.server.models import check_generates
 from servekit.server.params import for_choice
 from servekit.server.schema import GenerationBody
 from servekit.server.shape import AnswerHead, Shape
 from servekit.server.state import EngineFacade, ServerState
 from servekit.server.stream import EventStream
-
-LARGE_BODY = 64 * 1024
-"""Bytes from which a body is parsed in a worker thread."""
 
 B = TypeVar("B", bound=GenerationBody)
 S = TypeVar("S", bound=msgspec.Struct)
@@ -100,21 +104,11 @@ def parse_plan(
 ) -> tuple[B, tuple[str, ...], Plan]:
     """The typed body, the names of fields that are ignored, and the plan. Raises InputError and its kinds."""
     body, ignored = decode_body(raw, kind)
-    check_model(body.model, state)
-    check_unknown(ignored, state)
+    check_generates(body.model, state)
+    check_unknown(ignored, refuse=state.refuse_unknown)
     if body.stream_options is not None and not body.stream:
         raise InputError("stream_options needs stream: true", param="stream_options")
     return body, ignored, plan_for(body)
-
-
-def check_unknown(ignored: tuple[str, ...], state: ServerState) -> None:
-    """Raise InputError for the first field that nobody knows, where such are refused."""
-    if ignored and state.refuse_unknown:
-        raise InputError(
-            f"{ignored[0][:MAX_NAME_CHARS]} is not a field that this server knows",
-            hint="leave it out, or start the server with --unknown-params warn",
-            param=ignored[0][:MAX_NAME_CHARS],
-        )
 
 
 def parse_translated(
@@ -126,9 +120,9 @@ def parse_translated(
 ) -> Parsed:
     """As `parse_plan`, for a body of another API. `refused` are its fields that are not offered here."""
     foreign, ignored = decode_foreign(raw, kind, refused)
-    check_unknown(ignored, state)
+    check_unknown(ignored, refuse=state.refuse_unknown)
     body, plan = translate(foreign)
-    check_model(body.model, state)
+    check_generates(body.model, state)
     return body, ignored, plan
 
 

@@ -18,10 +18,12 @@ from servekit.server.answer import Parsed, answer, parse_plan, parse_translated
 from servekit.server.chat import ChatPlan
 from servekit.server.completions import CompletionPlan
 from servekit.server.cors import Cors
+from servekit.server.embeddings import embeddings
 from servekit.server.errors import handle_disconnect, handle_http_exception, handle_servekit_error
 from servekit.server.gate import Gate
-from servekit.server.model_name import check_model
+from servekit.server.models import check_model
 from servekit.server.preflight import preflight
+from servekit.server.rerank import rerank, score
 from servekit.server.schema import ChatBody, CompletionBody
 from servekit.server.state import EngineFacade, ServerState
 from servekit.server.tokens import detokenize, tokenize
@@ -39,6 +41,10 @@ def create_app(state: ServerState) -> Starlette:
             Route("/v1/preflight", routes.preflight, methods=["POST"]),
             Route("/tokenize", routes.tokenize, methods=["POST"]),
             Route("/detokenize", routes.detokenize, methods=["POST"]),
+            Route("/v1/embeddings", routes.embeddings, methods=["POST"]),
+            Route("/rerank", routes.rerank, methods=["POST"]),
+            Route("/v1/rerank", routes.rerank, methods=["POST"]),
+            Route("/score", routes.score, methods=["POST"]),
             Route("/v1/models", routes.models, methods=["GET"]),
             Route("/v1/models/{model_id:path}", routes.model, methods=["GET"]),
             Route("/health", routes.health, methods=["GET"]),
@@ -120,14 +126,27 @@ class Routes:
         """Token ids as text."""
         return _json(await detokenize(request, self._state))
 
+    async def embeddings(self, request: Request) -> Response:
+        """Texts to vectors."""
+        return await embeddings(request, self._state)
+
+    async def rerank(self, request: Request) -> Response:
+        """Documents in the order of how well they answer a query."""
+        return await rerank(request, self._state)
+
+    async def score(self, request: Request) -> Response:
+        """One score for each pair of texts."""
+        return await score(request, self._state)
+
     async def models(self, request: Request) -> Response:
-        """The list of served models, which is one."""
-        return _json({"object": "list", "data": [self._model_fields()]})
+        """The list of served models: the one that writes, the one that embeds, or both."""
+        return _json({"object": "list", "data": [self._model_fields(name) for name in self._names()]})
 
     async def model(self, request: Request) -> Response:
-        """The served model, if the path names it."""
+        """A served model, if the path names it."""
+        self._state.ready_engine()
         check_model(request.path_params["model_id"], self._state)
-        return _json(self._model_fields())
+        return _json(self._model_fields(request.path_params["model_id"]))
 
     async def health(self, request: Request) -> Response:
         """200 when requests are taken, 503 with one word otherwise."""
@@ -137,7 +156,11 @@ class Routes:
     async def props(self, request: Request) -> Response:
         """What the server resolved its configuration to, and how full it is now."""
         engine = self._state.ready_engine()
-        return _json({**self._state.props, "state": asdict(engine.stats())})
+        props: dict[str, object] = {**self._state.props, "state": asdict(engine.stats())}
+        if engine.embedder is not None:
+            totals = {**asdict(engine.embed_stats()), "tokenise_seconds": engine.embedder.encode_seconds}
+            props["embedding_state"] = totals
+        return _json(props)
 
     async def slots(self, request: Request) -> Response:
         """One row for each sequence that runs now."""
@@ -145,16 +168,24 @@ class Routes:
 
     async def metrics(self, request: Request) -> Response:
         """Counters, gauges and histograms for Prometheus."""
-        text = self._state.metrics.render(self._state.ready_engine().stats())
+        engine = self._state.ready_engine()
+        encode_seconds = 0.0 if engine.embedder is None else engine.embedder.encode_seconds
+        text = self._state.metrics.render(engine.stats(), engine.embed_stats(), encode_seconds)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
-    def _model_fields(self) -> dict[str, object]:
+    def _names(self) -> tuple[str, ...]:
+        self._state.ready_engine()
+        return self._state.model_names
+
+    def _model_fields(self, name: str) -> dict[str, object]:
+        engine = self._state.ready_engine()
+        embeds = engine.embedder is not None and name == self._state.embedding_name
         return {
-            "id": self._state.model_name,
+            "id": name,
             "object": "model",
             "created": self._state.created,
             "owned_by": "servekit",
-            "max_model_len": self._state.ready_engine().max_model_len,
+            "max_model_len": engine.embedder.max_tokens if engine.embedder and embeds else engine.max_model_len,
         }
 
 

@@ -13,14 +13,16 @@ from starlette.requests import Request
 
 from servekit.errors import InputError
 from servekit.server.errors import BodyTooLargeError, SlowBodyError
-from servekit.server.schema import ChatBody, ContentPart, GenerationBody, Message, StreamOptions
+from servekit.server.schema import ChatBody, ContentPart, Message, StreamOptions
 from servekit.server.unsupported import HARMLESS_VALUES, refuse_unsupported
 
-B = TypeVar("B", bound=GenerationBody)
+B = TypeVar("B", bound=msgspec.Struct)
 S = TypeVar("S", bound=msgspec.Struct)
 
 MAX_DEPTH = 64
 """Levels of lists and objects in a body; what reads them further on may be recursive."""
+LARGE_BODY = 64 * 1024
+"""Bytes from which a body is parsed in a worker thread."""
 
 MAX_ERROR_CHARS = 300
 MAX_NAMES_IGNORED = 32
@@ -52,6 +54,22 @@ def decode_fields(raw: bytes, kind: type[S]) -> S:
     return _decode(raw, kind)[0]
 
 
+async def read_typed(request: Request, limit: int, timeout: float, kind: type[B]) -> tuple[B, tuple[str, ...]]:
+    """Read and decode; see both. A small body is parsed faster than a thread is woken."""
+    raw = await read_body(request, limit, timeout)
+    return decode_body(raw, kind) if len(raw) <= LARGE_BODY else await asyncio.to_thread(decode_body, raw, kind)
+
+
+def check_unknown(ignored: tuple[str, ...], *, refuse: bool) -> None:
+    """Raise InputError for the first field that nobody knows, where such are refused."""
+    if ignored and refuse:
+        raise InputError(
+            f"{ignored[0][:MAX_NAME_CHARS]} is not a field that this server knows",
+            hint="leave it out, or start the server with --unknown-params warn",
+            param=ignored[0][:MAX_NAME_CHARS],
+        )
+
+
 def decode_body(raw: bytes, kind: type[B]) -> tuple[B, tuple[str, ...]]:
     """The typed body, and the names of the fields in it that nobody here knows.
 
@@ -77,9 +95,10 @@ def _decode(
         if not isinstance(document, dict):
             raise InputError("the request body must be a JSON object")
         _check_depth(document)
-        if refused is None and issubclass(kind, GenerationBody):
-            refused = HARMLESS_VALUES
-        refuse_unsupported(document, refused or {})
+        if refused is None:
+            # What a route honours itself cannot be refused in it.
+            refused = {name: ok for name, ok in HARMLESS_VALUES.items() if name not in kind.__struct_fields__}
+        refuse_unsupported(document, refused)
         body = msgspec.convert(document, kind)
     except UnicodeDecodeError as error:
         raise InputError(f"the request body is not UTF-8 (at byte {error.start})") from None
@@ -132,7 +151,7 @@ def _invalid(text: str) -> InputError:
     return InputError(f"{path}: {what}" if path else what, param=path or None)
 
 
-def _unknown_fields(document: Mapping[str, Any], kind: type[GenerationBody]) -> Iterator[str]:
+def _unknown_fields(document: Mapping[str, Any], kind: type[msgspec.Struct]) -> Iterator[str]:
     """Names outside the schema, also within messages; a null one asks for nothing."""
     for name in _unknown(document, kind):
         if name not in HARMLESS_VALUES:

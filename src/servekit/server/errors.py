@@ -7,7 +7,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from servekit.errors import ContextLengthError, EngineError, InputError, NotFoundError, OverloadedError, ServekitError
+from servekit.errors import (
+    ContextLengthError,
+    EngineError,
+    InputError,
+    InputLengthError,
+    NotFoundError,
+    OverloadedError,
+    ServekitError,
+)
 
 CLIENT_CLOSED_STATUS = 499
 """What the log says of a request whose client went away; nobody is left to read it."""
@@ -117,6 +125,9 @@ def error_fields(error: ServekitError) -> dict[str, Any]:
     if isinstance(error, ContextLengthError):
         fields["n_prompt_tokens"] = error.num_prompt_tokens
         fields["n_ctx"] = error.max_model_len
+    if isinstance(error, InputLengthError):
+        fields["n_prompt_tokens"] = error.num_tokens
+        fields["n_ctx"] = error.max_tokens
     return fields
 
 

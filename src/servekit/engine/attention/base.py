@@ -15,7 +15,8 @@ PlanT = TypeVar("PlanT")
 class AttentionShape:
     """What one layer needs. `window` W lets a token see itself and the W - 1 before it; None means all.
 
-    `softcap` c bounds scores by c * tanh(score / c) after scaling.
+    `softcap` c bounds scores by c * tanh(score / c) after scaling. Without `causal` a token sees both ways, and its
+    window reaches as far forward as back; such a batch has no KV cache.
     """
 
     num_heads: int
@@ -24,10 +25,11 @@ class AttentionShape:
     scale: float
     window: int | None = None
     softcap: float | None = None
+    causal: bool = True
 
 
 class AttentionBackend(ABC, Generic[PlanT]):
-    """Causal attention over a ragged batch.
+    """Attention over a ragged batch.
 
     `block_size_multiple` is what the block size must be divisible by; `default_block_size` what it does best with.
     """
@@ -53,19 +55,30 @@ class AttentionBackend(ABC, Generic[PlanT]):
         kv: torch.Tensor,
         cache: torch.Tensor | None,
         plan: PlanT,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """`q` [T, H, D] and this step's `kv` [T, 2 * K, D] (keys first) -> [T, H, D].
 
         `cache` [num_blocks, block_size, 2, K, D] already holds this step's kv; None when the batch has no KV cache.
+        `bias` [H, 2 * P - 1] is added to scaled scores by distance: column key - query + P - 1. It comes without a
+        cache and without a softcap, and is the same for all layers of a step.
         """
 
 
-def visible(context_len: int, query_len: int, window: int | None, device: torch.device) -> torch.Tensor:
+def visible(
+    context_len: int, query_len: int, window: int | None, device: torch.device, *, causal: bool = True
+) -> torch.Tensor:
     """The mask `[query_len, context_len]` of one sequence: True where a query may look.
 
     Lower-right aligned: the last query sees the whole context, however many tokens were cached before it.
     """
     query = torch.arange(context_len - query_len, context_len, device=device).unsqueeze(1)
     key = torch.arange(context_len, device=device).unsqueeze(0)
+    if not causal:
+        return (
+            torch.ones(query_len, context_len, dtype=torch.bool, device=device)
+            if window is None
+            else ((key - query).abs() < window)
+        )
     mask = key <= query
     return mask if window is None else mask & (key > query - window)

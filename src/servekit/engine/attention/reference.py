@@ -21,7 +21,13 @@ class ReferenceAttention(AttentionBackend[Batch]):
         return batch
 
     def forward(
-        self, shape: AttentionShape, q: torch.Tensor, kv: torch.Tensor, cache: torch.Tensor | None, plan: Batch
+        self,
+        shape: AttentionShape,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        cache: torch.Tensor | None,
+        plan: Batch,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See AttentionBackend.forward."""
         out = torch.empty_like(q)
@@ -33,11 +39,13 @@ class ReferenceAttention(AttentionBackend[Batch]):
             else:
                 blocks = cache[plan.block_tables[row]]  # [M, block_size, 2, K, D]
                 keys, values = blocks.flatten(0, 1)[:context_len].unbind(1)
-            out[tokens] = self._attend(shape, q[tokens], keys, values).to(q.dtype)
+            out[tokens] = self._attend(shape, q[tokens], keys, values, bias).to(q.dtype)
         return out
 
     @staticmethod
-    def _attend(shape: AttentionShape, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def _attend(
+        shape: AttentionShape, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         """q [n, H, D], keys and values [context, K, D] -> [n, H, D] in float32."""
         group = shape.num_heads // shape.num_kv_heads
         k = keys.float().repeat_interleave(group, dim=1).transpose(0, 1)  # [H, context, D]
@@ -45,5 +53,8 @@ class ReferenceAttention(AttentionBackend[Batch]):
         scores = q.float().transpose(0, 1) @ k.transpose(1, 2) * shape.scale  # [H, n, context]
         if shape.softcap is not None:
             scores = shape.softcap * torch.tanh(scores / shape.softcap)
-        mask = visible(k.shape[1], q.shape[0], shape.window, q.device)
+        if bias is not None:
+            places = torch.arange(k.shape[1], device=q.device)
+            scores = scores + bias[:, places - places.unsqueeze(1) + bias.shape[1] // 2]
+        mask = visible(k.shape[1], q.shape[0], shape.window, q.device, causal=shape.causal)
         return (scores.masked_fill(~mask, float("-inf")).softmax(dim=-1) @ v).transpose(0, 1)

@@ -32,20 +32,40 @@ class GroupPlan:
     kept: torch.Tensor | None
     blocks: torch.Tensor | None
     first_positions: torch.Tensor  # [S, 1] position of the first query
+    context_lens: torch.Tensor  # [S, 1] keys of each sequence, without padding
     is_one_whole_prefill: bool
-    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+    is_padded: bool
+    masks: dict[tuple[int | None, bool], torch.Tensor | None] = field(default_factory=dict)
 
-    def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """Additive mask [S, 1, Q, C]: 0 where a query may look, -inf elsewhere. Made once a window."""
-        mask = self.masks.get(window)
-        if mask is None:
-            device = self.first_positions.device
-            query = (self.first_positions + torch.arange(self.query_len, device=device)).unsqueeze(-1)  # [S, Q, 1]
-            key = torch.arange(self.context_len, device=device)
+    def mask(self, shape: AttentionShape, dtype: torch.dtype, bias: torch.Tensor | None = None) -> torch.Tensor | None:
+        """Additive mask [S, 1, Q, C]: 0 where a query may look, -inf elsewhere; None where all may look everywhere.
+
+        With `bias` it is [S, H, Q, C] and holds that as well. Made once for each window and direction.
+        """
+        key = (shape.window, shape.causal)
+        if key not in self.masks:
+            self.masks[key] = self._make_mask(shape, dtype, bias)
+        return self.masks[key]
+
+    def _make_mask(self, shape: AttentionShape, dtype: torch.dtype, bias: torch.Tensor | None) -> torch.Tensor | None:
+        window, device = shape.window, self.first_positions.device
+        key = torch.arange(self.context_len, device=device)
+        query = (self.first_positions + torch.arange(self.query_len, device=device)).unsqueeze(-1)  # [S, Q, 1]
+        if shape.causal:
             hidden = key > query if window is None else (key > query) | (key <= query - window)
-            mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
-            mask = self.masks[window] = mask.unsqueeze(1)
-        return mask
+        else:
+            if window is not None and window >= self.context_len:
+                window = None
+            if not self.is_padded and window is None and bias is None:
+                return None
+            hidden = (key >= self.context_lens).unsqueeze(1)  # [S, 1, C]
+            if window is not None:
+                hidden = hidden | ((key - query).abs() >= window)
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf")).unsqueeze(1)
+        if bias is None:
+            return mask
+        places = torch.arange(self.query_len, device=device).unsqueeze(1)
+        return mask + bias[:, key - places + bias.shape[1] // 2].to(dtype)
 
 
 class SdpaAttention(AttentionBackend[list[GroupPlan]]):
@@ -69,13 +89,14 @@ class SdpaAttention(AttentionBackend[list[GroupPlan]]):
         kv: torch.Tensor,
         cache: torch.Tensor | None,
         plan: list[GroupPlan],
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See AttentionBackend.forward."""
         if len(plan) == 1 and isinstance(plan[0].tokens, slice):
-            return _attend(shape, q, kv, cache, plan[0])
+            return _attend(shape, q, kv, cache, plan[0], bias)
         out = torch.empty_like(q)
         for group in plan:
-            attended = _attend(shape, q[group.tokens], kv, cache, group)
+            attended = _attend(shape, q[group.tokens], kv, cache, group, bias)
             if group.kept is None:
                 out[group.tokens] = attended
             else:
@@ -117,12 +138,19 @@ def _plan_group(group: Group, batch: Batch) -> GroupPlan:
         kept=kept,
         blocks=blocks,
         first_positions=torch.from_numpy(context_lens - query_lens).to(device).unsqueeze(1),
+        context_lens=torch.from_numpy(context_lens).to(device).unsqueeze(1),
+        is_padded=is_padded,
         is_one_whole_prefill=is_whole and len(rows) == 1,
     )
 
 
 def _attend(
-    shape: AttentionShape, q: torch.Tensor, kv: torch.Tensor, cache: torch.Tensor | None, group: GroupPlan
+    shape: AttentionShape,
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    cache: torch.Tensor | None,
+    group: GroupPlan,
+    bias: torch.Tensor | None,
 ) -> torch.Tensor:
     """q [S * Q, H, D] -> [S * Q, H, D]."""
     num_seqs, num_queries, kv_heads, head_dim = group.num_seqs, group.query_len, shape.num_kv_heads, shape.head_dim
@@ -138,16 +166,16 @@ def _attend(
         return _attend_softcapped(shape, q, keys, values, group)
     if num_queries == 1:
         folded = q.view(num_seqs, kv_heads, shape.num_heads // kv_heads, head_dim)
-        mask = group.mask(shape.window, q.dtype)
+        mask = group.mask(shape, q.dtype, bias)
         out = scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=shape.scale)
         return out.reshape(num_seqs, shape.num_heads, head_dim)
     queries = q.view(num_seqs, num_queries, shape.num_heads, head_dim).transpose(1, 2)  # [S, H, Q, D]
-    causal = group.is_one_whole_prefill and (shape.window is None or shape.window >= group.context_len)
+    causal = shape.causal and group.is_one_whole_prefill and (shape.window is None or shape.window >= group.context_len)
     out = scaled_dot_product_attention(
         queries,
         keys,
         values,
-        attn_mask=None if causal else group.mask(shape.window, q.dtype),
+        attn_mask=None if causal else group.mask(shape, q.dtype, bias),
         is_causal=causal,
         scale=shape.scale,
         enable_gqa=True,
@@ -163,6 +191,9 @@ def _attend_softcapped(
     queries = q.view(heads).permute(0, 2, 3, 1, 4)  # [S, K, G, Q, D]
     scores = queries @ keys.unsqueeze(2).transpose(-1, -2) * shape.scale  # [S, K, G, Q, C]
     assert shape.softcap is not None
-    scores = shape.softcap * torch.tanh(scores / shape.softcap) + group.mask(shape.window, q.dtype).unsqueeze(1)
+    scores = shape.softcap * torch.tanh(scores / shape.softcap)
+    mask = group.mask(shape, q.dtype)
+    if mask is not None:
+        scores = scores + mask.unsqueeze(1)
     out = scores.softmax(dim=-1, dtype=torch.float32).to(q.dtype) @ values.unsqueeze(2)
     return out.permute(0, 3, 1, 2, 4).reshape(-1, shape.num_heads, shape.head_dim)

@@ -5,6 +5,8 @@ from typing import Literal
 
 import torch
 
+from servekit.engine.device.lazy import LazyResult, Ready
+
 
 class Device(ABC):
     """One place to compute. `kind` is `cpu` or `cuda`; `default_batched_tokens` the token budget that suits it.
@@ -32,3 +34,7 @@ class Device(ABC):
     @abstractmethod
     def default_threads(self) -> int:
         """How many host threads should compute."""
+
+    def fetch(self, tensor: torch.Tensor) -> LazyResult[torch.Tensor]:
+        """`tensor` on the host, as soon as the device has computed it. On the host itself it is there already."""
+        return Ready(tensor)

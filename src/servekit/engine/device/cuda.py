@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 
 from servekit.engine.device.base import Device
+from servekit.engine.device.lazy import Deferred, LazyResult
 from servekit.errors import ConfigError
 
 
@@ -40,3 +41,11 @@ class CudaDevice(Device):
     def default_threads(self) -> int:
         """One: the host only launches kernels."""
         return 1
+
+    def fetch(self, tensor: torch.Tensor) -> LazyResult[torch.Tensor]:
+        """Copied into pinned memory behind the work that is queued, so that more can be queued meanwhile."""
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record()
+        return Deferred(copied.query, copied.synchronize, lambda: host)

@@ -30,6 +30,7 @@ def attention_shapes(spec: DecoderSpec) -> list[AttentionShape]:
             scale=spec.attention_scale,
             window=window,
             softcap=spec.attention_softcap,
+            causal=spec.causal,
         )
         for window in spec.windows
     ]
@@ -45,8 +46,12 @@ def build_decoder(
     device: torch.device,
     max_positions: int,
     progress: Progress | None = None,
+    with_head: bool = True,
 ) -> Decoder:
-    """The decoder with its weights on `device`. `check_parameters` has passed, so every name is there."""
+    """The decoder with its weights on `device`. `check_parameters` has passed, so every name is there.
+
+    `with_head` False spares the output matrix where only hidden states are wanted.
+    """
     builder = _Builder(spec, source, linear, dtype, device)
     rotaries: dict[RopeSpec, RotaryTable] = {}
     for rope in spec.ropes:
@@ -60,7 +65,10 @@ def build_decoder(
     embedding = builder.tensor("model.embed_tokens.weight")
     # A tied head shares its numbers with the embedding; a format with a layout of its own still needs its own copy.
     head_name = "model.embed_tokens" if spec.tie_embeddings else "lm_head"
-    head = DenseLinear(embedding) if spec.tie_embeddings and linear.name == "dense" else builder.linear([head_name])
+    head: Linear | None = None
+    if with_head:
+        shares = spec.tie_embeddings and linear.name == "dense"
+        head = DenseLinear(embedding) if shares else builder.linear([head_name])
     return Decoder(
         spec,
         embedding=embedding,

@@ -48,7 +48,7 @@ class Decoder:
         embedding: torch.Tensor,
         layers: list[DecoderLayer],
         final_norm: RMSNorm,
-        head: Linear,
+        head: Linear | None,
         backend: AttentionBackend[Any],
     ) -> None:
         self.spec = spec
@@ -84,11 +84,12 @@ class Decoder:
         """What embedding and matrices occupy; the norms are too small to count."""
         matrices = [matrix for layer in self._layers for matrix in (layer.qkv, layer.output, *layer.mlp.matrices)]
         shared = isinstance(self._head, DenseLinear) and self._head.weight is self._embedding
-        head = 0 if shared else self._head.nbytes
+        head = 0 if shared or self._head is None else self._head.nbytes
         return self._embedding.nbytes + head + sum(matrix.nbytes for matrix in matrices)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`hidden` [S, hidden] -> float32 scores [S, vocab]."""
+        assert self._head is not None, "this decoder was built without its head"
         scores = self._head(hidden).float()
         cap = self.spec.logits_softcap
         return scores if cap is None else cap * torch.tanh(scores / cap)

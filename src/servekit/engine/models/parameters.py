@@ -16,6 +16,7 @@ _PREFIXES = (
     ("language_model.lm_head.", "lm_head."),
     ("model.language_model.", "model."),
 )
+_BARE = ("layers.", "embed_tokens.", "norm.")
 _IGNORED = re.compile(
     r"(vision_tower|model\.vision_tower|multi_modal_projector|model\.multi_modal_projector)\."
     r"|.*\.rotary_emb\.inv_freq$"
@@ -31,7 +32,8 @@ def canonical_name(name: str) -> str | None:
     for prefix, plain in _PREFIXES:
         if name.startswith(prefix):
             return plain + name.removeprefix(prefix)
-    return name
+    # A model saved without its head has no `model.` before its names.
+    return f"model.{name}" if name.startswith(_BARE) else name
 
 
 def expected_parameters(spec: DecoderSpec) -> dict[str, Shape]:
@@ -74,7 +76,18 @@ def check_parameters(spec: DecoderSpec, found: Mapping[str, Shape]) -> list[str]
     warnings = []
     if spec.tie_embeddings and present.pop("lm_head.weight", None) is not None:
         warnings.append("config.json ties the head to the embeddings, so the checkpoint's lm_head.weight is not used")
-    problems = [
+    problems = listed_problems(expected, present)
+    if problems:
+        raise ModelError(
+            f"the checkpoint does not fit its config.json: {'; '.join(problems)}",
+            hint="the download may be incomplete, or the files belong to different models",
+        )
+    return warnings
+
+
+def listed_problems(expected: Mapping[str, Shape], present: Mapping[str, Shape]) -> list[str]:
+    """What of `present` differs from `expected`, in words; empty when nothing does."""
+    return [
         *_listed("missing", [name for name in expected if name not in present]),
         *_listed("not known", [name for name in present if name not in expected]),
         *_listed(
@@ -82,12 +95,6 @@ def check_parameters(spec: DecoderSpec, found: Mapping[str, Shape]) -> list[str]
             [f"{n} is {list(present[n])}, not {list(s)}" for n, s in expected.items() if present.get(n, s) != s],
         ),
     ]
-    if problems:
-        raise ModelError(
-            f"the checkpoint does not fit its config.json: {'; '.join(problems)}",
-            hint="the download may be incomplete, or the files belong to different models",
-        )
-    return warnings
 
 
 def _listed(what: str, names: list[str]) -> list[str]:

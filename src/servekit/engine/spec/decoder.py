@@ -1,11 +1,9 @@
 """DecoderSpec: everything that tells one decoder-only family from another, as data. It must not know tensors."""
 
 from dataclasses import dataclass
-from typing import Literal
 
+from servekit.engine.spec.activation import Activation
 from servekit.engine.spec.rope import RopeSpec
-
-Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +12,8 @@ class DecoderSpec:
 
     `norm_offset` is added to every norm weight (Gemma stores w - 1). `post_norms` are the extra norms after attention
     and MLP (Gemma 2 and 3). `qk_norm` normalises each head of q and k before rotation. `attention_scale` multiplies
-    q @ k; the softcaps bound scores and logits by cap * tanh(x / cap).
+    q @ k; the softcaps bound scores and logits by cap * tanh(x / cap). A model that is not `causal` sees both ways, so
+    it embeds text and cannot write it.
     """
 
     family: str
@@ -41,6 +40,7 @@ class DecoderSpec:
     embed_scale: float | None = None
     attention_softcap: float | None = None
     logits_softcap: float | None = None
+    causal: bool = True
 
     @property
     def q_size(self) -> int:

@@ -1,18 +1,13 @@
 """config.json -> DecoderSpec, by `model_type`. Families are rows of data here, not files of code."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from servekit.engine.spec.decoder import Activation, DecoderSpec
+from servekit.engine.spec.decoder import DecoderSpec
+from servekit.engine.spec.fields import Fields
 from servekit.engine.spec.rope import RopeSpec, read_rope
 from servekit.errors import ModelError
-
-_ACTIVATIONS: dict[str, Activation] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-}
 
 
 def read_decoder_spec(config: Mapping[str, Any]) -> DecoderSpec:
@@ -24,71 +19,10 @@ def read_decoder_spec(config: Mapping[str, Any]) -> DecoderSpec:
             f"config.json: model_type {model_type!r} is not one servekit can run",
             hint=f"it runs {', '.join(sorted(_FAMILIES))}",
         )
-    return family(_Fields(config))
+    return family(Fields(config))
 
 
-class _Fields:
-    """Typed reads from a config.json; every refusal names the field."""
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self.config = config
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        """A positive whole number."""
-        value = self.config.get(name)
-        value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ModelError(f"config.json: {name} must be a positive whole number, not {value!r}")
-        return value
-
-    def number(self, name: str, default: float) -> float:
-        """A number."""
-        value = self.config.get(name)
-        value = default if value is None else value
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ModelError(f"config.json: {name} must be a number, not {value!r}")
-        return float(value)
-
-    def optional_number(self, name: str) -> float | None:
-        """A number, or None where the file has none or null."""
-        return None if self.config.get(name) is None else self.number(name, 0.0)
-
-    def flag(self, name: str, default: bool) -> bool:
-        """A switch."""
-        value = self.config.get(name)
-        value = default if value is None else value
-        if not isinstance(value, bool):
-            raise ModelError(f"config.json: {name} must be true or false, not {value!r}")
-        return value
-
-    def activation(self, *names: str, default: str) -> Activation:
-        """The MLP's activation under the first of `names` that is there."""
-        value = next((self.config[name] for name in names if self.config.get(name) is not None), default)
-        if value not in _ACTIVATIONS:
-            raise ModelError(f"config.json: {names[0]} {value!r} is not known")
-        return _ACTIVATIONS[value]
-
-    def layer_types(self) -> list[str] | None:
-        """The list `layer_types`, one a layer, or None."""
-        types = self.config.get("layer_types")
-        if types is None:
-            return None
-        num_layers = self.integer("num_hidden_layers")
-        known = {"full_attention", "sliding_attention"}
-        if not isinstance(types, list) or len(types) != num_layers or not set(types) <= known:
-            raise ModelError(
-                f"config.json: layer_types must list {num_layers} of {', '.join(sorted(known))}, not {types!r}"
-            )
-        return types
-
-    def refuse(self, name: str, allowed: object) -> None:
-        """Raise unless the field is absent or `allowed`: a feature of the family that is not offered."""
-        value = self.config.get(name)
-        if value is not None and value != allowed:
-            raise ModelError(f"config.json: {name} {value!r} is not offered by servekit")
-
-
-def _base(fields: _Fields, family: str, **differences: Any) -> DecoderSpec:
+def _base(fields: Fields, family: str, **differences: Any) -> DecoderSpec:
     """What all families share: Llama. `differences` are the fields in which one departs from it."""
     num_heads = fields.integer("num_attention_heads")
     hidden_size = fields.integer("hidden_size")
@@ -116,24 +50,26 @@ def _base(fields: _Fields, family: str, **differences: Any) -> DecoderSpec:
         "attention_scale": head_dim**-0.5,
         "windows": (None,) * num_layers,
     }
+    if fields.flag("is_causal", True) is False:
+        shared["causal"] = False
     if "ropes" not in differences:
         shared["ropes"] = (read_rope(fields.config, theta_default=10_000.0),) * num_layers
     return DecoderSpec(family=family, **{**shared, **differences})
 
 
-def _llama(fields: _Fields) -> DecoderSpec:
+def _llama(fields: Fields) -> DecoderSpec:
     fields.refuse("pretraining_tp", 1)
     bias = fields.flag("attention_bias", False)
     return _base(fields, "llama", qkv_bias=bias, output_bias=bias, mlp_bias=fields.flag("mlp_bias", False))
 
 
-def _mistral(fields: _Fields) -> DecoderSpec:
+def _mistral(fields: Fields) -> DecoderSpec:
     # Null means full attention, but a missing key means the family's default.
     window = fields.integer("sliding_window", 4096) if fields.config.get("sliding_window", 4096) is not None else None
     return _base(fields, "mistral", windows=(window,) * fields.integer("num_hidden_layers"))
 
 
-def _qwen_windows(fields: _Fields) -> tuple[int | None, ...]:
+def _qwen_windows(fields: Fields) -> tuple[int | None, ...]:
     """Qwen 2 and 3: full attention unless `use_sliding_window`; then the first `max_window_layers` stay full."""
     num_layers = fields.integer("num_hidden_layers")
     if not fields.flag("use_sliding_window", False):
@@ -146,11 +82,11 @@ def _qwen_windows(fields: _Fields) -> tuple[int | None, ...]:
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
-def _qwen2(fields: _Fields) -> DecoderSpec:
+def _qwen2(fields: Fields) -> DecoderSpec:
     return _base(fields, "qwen2", qkv_bias=True, windows=_qwen_windows(fields))
 
 
-def _qwen3(fields: _Fields) -> DecoderSpec:
+def _qwen3(fields: Fields) -> DecoderSpec:
     bias = fields.flag("attention_bias", False)
     head_dim = fields.integer("head_dim", 128)
     return _base(
@@ -165,7 +101,7 @@ def _qwen3(fields: _Fields) -> DecoderSpec:
     )
 
 
-def _gemma(fields: _Fields, family: str, **differences: Any) -> DecoderSpec:
+def _gemma(fields: Fields, family: str, **differences: Any) -> DecoderSpec:
     """What Gemma 2 and 3 share: norms stored as w - 1 and on both sides, scaled embeddings, tied head."""
     bias = fields.flag("attention_bias", False)
     head_dim = fields.integer("head_dim", 256)
@@ -187,7 +123,7 @@ def _gemma(fields: _Fields, family: str, **differences: Any) -> DecoderSpec:
     )
 
 
-def _interleaved(fields: _Fields, period: int) -> tuple[bool, ...]:
+def _interleaved(fields: Fields, period: int) -> tuple[bool, ...]:
     """Which layers slide: `layer_types` when given, else all but every `period`-th."""
     types = fields.layer_types()
     if types is not None:
@@ -195,14 +131,17 @@ def _interleaved(fields: _Fields, period: int) -> tuple[bool, ...]:
     return tuple((i + 1) % period != 0 for i in range(fields.integer("num_hidden_layers")))
 
 
-def _gemma2(fields: _Fields) -> DecoderSpec:
+def _gemma2(fields: Fields) -> DecoderSpec:
     window = fields.integer("sliding_window", 4096)
     return _gemma(fields, "gemma2", windows=tuple(window if s else None for s in _interleaved(fields, 2)))
 
 
-def _gemma3_text(fields: _Fields) -> DecoderSpec:
-    fields.refuse("use_bidirectional_attention", False)
+def _gemma3_text(fields: Fields) -> DecoderSpec:
+    both_ways = fields.flag("use_bidirectional_attention", False)
     window = fields.integer("sliding_window", 4096)
+    if both_ways:
+        # The config's window counts both sides: half of it either way, and the token itself.
+        window = window // 2 + 1
     slides = _interleaved(fields, fields.integer("sliding_window_pattern", 6))
     full, local = _gemma3_ropes(fields)
     return _gemma(
@@ -211,10 +150,11 @@ def _gemma3_text(fields: _Fields) -> DecoderSpec:
         qk_norm=True,
         windows=tuple(window if s else None for s in slides),
         ropes=tuple(local if s else full for s in slides),
+        causal=not both_ways,
     )
 
 
-def _gemma3_ropes(fields: _Fields) -> tuple[RopeSpec, RopeSpec]:
+def _gemma3_ropes(fields: Fields) -> tuple[RopeSpec, RopeSpec]:
     """Full layers follow the scaled global embedding, sliding ones a plain one with their own base."""
     full = read_rope(fields.config, theta_default=1_000_000.0, layer_type="full_attention")
     nested = fields.config.get("rope_parameters") or {}
@@ -225,19 +165,25 @@ def _gemma3_ropes(fields: _Fields) -> tuple[RopeSpec, RopeSpec]:
     return full, read_rope(local, theta_default=10_000.0)
 
 
-def _gemma3(fields: _Fields) -> DecoderSpec:
+def _gemma3(fields: Fields) -> DecoderSpec:
     """The multimodal wrapper: its text half; the vision tower is not loaded."""
     text = fields.config.get("text_config")
     if not isinstance(text, Mapping):
         raise ModelError("config.json: text_config is missing")
-    return _gemma3_text(_Fields(text))
+    return _gemma3_text(Fields(text))
 
 
-_FAMILIES: dict[str, Callable[[_Fields], DecoderSpec]] = {
+def _pplx_qwen3(fields: Fields) -> DecoderSpec:
+    """Qwen 3 with the causal mask taken off, for embedding only."""
+    return replace(_qwen3(fields), causal=False)
+
+
+_FAMILIES: dict[str, Callable[[Fields], DecoderSpec]] = {
     "llama": _llama,
     "mistral": _mistral,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "bidirectional_pplx_qwen3": _pplx_qwen3,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "gemma3_text": _gemma3_text,

@@ -68,7 +68,7 @@ class Tokenizer:
     @classmethod
     def from_directory(cls, directory: Path) -> Self:
         """The tokenizer of a model folder. Raises ModelError when its files are missing or damaged."""
-        backend = _load_backend(directory)
+        backend = load_backend(directory)
         settings = _read_json(directory / "tokenizer_config.json")
         config, generation = _read_json(directory / "config.json"), _read_json(directory / "generation_config.json")
         special_tokens = {
@@ -284,7 +284,8 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
 
 
-def _load_backend(directory: Path) -> tokenizers.Tokenizer:
+def load_backend(directory: Path) -> tokenizers.Tokenizer:
+    """The library's tokenizer of a model folder. Raises ModelError when its files are missing or damaged."""
     file = directory / "tokenizer.json"
     if file.is_file():
         try:

@@ -1,0 +1,175 @@
+"""From a model folder to an Embedder: which model embeds or scores, how it pools, and how long a text may be."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from servekit.config import EngineConfig
+from servekit.engine.attention.base import AttentionShape
+from servekit.engine.attention.select import select_attention
+from servekit.engine.device.base import Device
+from servekit.engine.embed_runner import Head, HiddenStates, ModelEmbedRunner
+from servekit.engine.embedder import Embedder
+from servekit.engine.layers.packed import unquantised_format
+from servekit.engine.models.build import attention_shapes, build_decoder
+from servekit.engine.models.build_encoder import build_classifier, build_encoder, encoder_attention_shapes
+from servekit.engine.models.embedding_head import EmbeddingHead
+from servekit.engine.models.encoder_parameters import check_encoder_parameters, expected_encoder_parameters
+from servekit.engine.models.parameters import check_parameters, expected_parameters
+from servekit.engine.models.weights import SafetensorsSource, WeightSource
+from servekit.engine.read_files import read_json
+from servekit.engine.spec.decoder import DecoderSpec
+from servekit.engine.spec.encoder import EncoderSpec
+from servekit.engine.spec.encoder_families import is_encoder, read_encoder_spec
+from servekit.engine.spec.families import read_decoder_spec
+from servekit.engine.spec.pooling import EmbeddingSpec, has_embedding_files, read_embedding_spec
+from servekit.engine.text.input_encoder import InputEncoder
+from servekit.errors import ConfigError, ModelError
+from servekit.store.resolve import LocalModel
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEmbedder:
+    """An embedding model whose files have been checked against each other, with its weights still on disk.
+
+    `embedding` is None for a cross-encoder, which scores pairs.
+    """
+
+    files: LocalModel
+    config: Mapping[str, Any]
+    spec: EncoderSpec | DecoderSpec
+    embedding: EmbeddingSpec | None
+    source: WeightSource
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEmbedder:
+    """An embedder with its weights, and what was decided on the way."""
+
+    embedder: Embedder
+    opened: OpenEmbedder
+    dtype: str
+    attention: str
+    weights_bytes: int
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in the model's tensors."""
+        spec = self.opened.spec
+        shapes = expected_encoder_parameters(spec) if isinstance(spec, EncoderSpec) else expected_parameters(spec)
+        return sum(math.prod(shape) for shape in shapes.values())
+
+    def props(self) -> dict[str, Any]:
+        """What `GET /props` shows of it."""
+        spec = self.opened.embedding
+        return {
+            "model": self.embedder.model_name,
+            "family": self.opened.spec.family,
+            "task": "score" if spec is None else "embed",
+            "dtype": self.dtype,
+            "attention": self.attention,
+            "max_tokens": self.embedder.max_tokens,
+            "size": self.embedder.size,
+            "pooling": None if spec is None else asdict(spec),
+        }
+
+
+def is_embedding_model(files: LocalModel) -> bool:
+    """Whether a model that was named alone is there to embed: an encoder, or a folder with a pooling configuration."""
+    return files.weights is None and (
+        has_embedding_files(files.directory) or is_encoder(read_json(files.directory / "config.json"))
+    )
+
+
+def open_embedder(files: LocalModel) -> OpenEmbedder:
+    """Read configs and weight headers. Raises ModelError for anything that would keep the model from loading."""
+    if files.weights is not None:
+        raise ModelError(
+            f"{files.name} is a GGUF file, and embedding models are read from safetensors",
+            hint="give a folder with config.json and safetensors",
+        )
+    config = read_json(files.directory / "config.json")
+    source = SafetensorsSource(files.directory)
+    spec: EncoderSpec | DecoderSpec
+    if is_encoder(config):
+        spec = read_encoder_spec(config)
+        check_encoder_parameters(spec, source.shapes())
+        is_scorer = spec.classifier is not None
+        embedding = None if is_scorer else read_embedding_spec(files.directory, config, default="mean")
+    else:
+        # Embedding needs no output matrix, so nothing is asked of a head.
+        spec = replace(read_decoder_spec(config), tie_embeddings=True)
+        check_parameters(spec, source.shapes())
+        embedding = read_embedding_spec(files.directory, config, default="last" if spec.causal else "mean")
+    return OpenEmbedder(files, config, spec, embedding, source, _max_tokens(files, spec, embedding))
+
+
+def build_embedder(opened: OpenEmbedder, config: EngineConfig, device: Device, max_tokens: int | None) -> BuiltEmbedder:
+    """Load the weights. `config` is resolved; `max_tokens` overrides what the files say of the longest text."""
+    spec, limit = opened.spec, opened.max_tokens
+    if max_tokens is not None:
+        if max_tokens > spec.max_position_embeddings:
+            raise ConfigError(
+                f"--max-model-len {max_tokens} is more than the {spec.max_position_embeddings} positions of the model",
+                param="max_model_len",
+            )
+        limit = max_tokens
+    dtype, torch_device = _DTYPES[config.dtype], device.torch_device
+    shapes: list[AttentionShape] = (
+        encoder_attention_shapes(spec) if isinstance(spec, EncoderSpec) else attention_shapes(spec)
+    )
+    backend, why = select_attention(config.attention, shapes, dtype, torch_device)
+    linear, _ = unquantised_format(dtype, torch_device)
+    shared: dict[str, Any] = {"linear": linear, "dtype": dtype, "device": torch_device}
+    hidden_states: HiddenStates
+    head: Head
+    with torch.inference_mode():
+        if isinstance(spec, EncoderSpec):
+            encoder = build_encoder(spec, opened.source, backend=backend, max_positions=limit, **shared)
+            hidden_states, nbytes = encoder.forward, encoder.nbytes
+        else:
+            decoder = build_decoder(
+                spec, opened.source, backend=backend, max_positions=limit, with_head=False, **shared
+            )
+            hidden_states, nbytes = (lambda batch: decoder.forward(batch, None)), decoder.nbytes
+        if opened.embedding is None:
+            assert isinstance(spec, EncoderSpec)
+            head, size = build_classifier(spec, opened.source, **shared), 1
+        else:
+            head = EmbeddingHead(opened.embedding, opened.files.directory, spec.hidden_size, torch_device)
+            size = head.size
+    opened.source.close()
+    lower_case = opened.embedding is not None and opened.embedding.lower_case
+    encoder_of_texts = InputEncoder.from_directory(opened.files.directory, lower_case=lower_case)
+    if encoder_of_texts.vocab_size > spec.vocab_size:
+        raise ModelError(
+            f"the tokenizer has {encoder_of_texts.vocab_size} tokens, but the model only {spec.vocab_size}"
+        )
+    embedder = Embedder(
+        model_name=opened.files.name,
+        encoder=encoder_of_texts,
+        runner=ModelEmbedRunner(hidden_states, head, device),
+        spec=opened.embedding,
+        vocab_size=spec.vocab_size,
+        max_tokens=limit,
+        size=size,
+        any_size=config.matryoshka,
+        queue_limit=config.queue_limit,
+    )
+    return BuiltEmbedder(embedder, opened, config.dtype, why, nbytes)
+
+
+def _max_tokens(files: LocalModel, spec: EncoderSpec | DecoderSpec, embedding: EmbeddingSpec | None) -> int:
+    """The files' own limit, and no more than the model has positions."""
+    if embedding is not None and embedding.max_tokens is not None:
+        return min(embedding.max_tokens, spec.max_position_embeddings)
+    file = files.directory / "tokenizer_config.json"
+    stated = read_json(file).get("model_max_length") if file.is_file() else None
+    positions = spec.max_position_embeddings
+    return min(positions, int(stated)) if isinstance(stated, int) and stated > 0 else positions

@@ -1,0 +1,80 @@
+"""From a config to a running engine that only embeds: no KV pool, and a scheduler that never has work."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from servekit.config import EngineConfig
+from servekit.engine.auto import Reasons
+from servekit.engine.core.scheduler import Scheduler, SchedulerConfig
+from servekit.engine.device.base import Device
+from servekit.engine.device.select import select_device
+from servekit.engine.embedding_model import BuiltEmbedder, OpenEmbedder, build_embedder
+from servekit.engine.engine import Engine
+from servekit.engine.load import resolve_on_device
+from servekit.engine.output import SamplingDefaults
+from servekit.engine.step import NoRunner
+from servekit.engine.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEmbeddingEngine:
+    """An engine without a model that writes, not started yet, and what was decided on the way."""
+
+    engine: Engine
+    config: EngineConfig
+    reasons: Reasons
+    device: Device
+    embedding: BuiltEmbedder
+    model_config: Mapping[str, Any]
+
+    def props(self) -> dict[str, Any]:
+        """What `GET /props` shows: the resolved config, why, and the embedding model."""
+        return {
+            "model": self.engine.model_name,
+            "device": self.device.describe(),
+            "config": {**asdict(self.config), "model": self.engine.model_name},
+            "reasons": dict(self.reasons),
+            "embedding": self.embedding.props(),
+            "model_config": dict(self.model_config),
+        }
+
+
+def load_embedding_engine(opened: OpenEmbedder, config: EngineConfig) -> LoadedEmbeddingEngine:
+    """Resolve every open choice and load the weights.
+
+    Raises ConfigError for a choice that this machine or model cannot honour.
+    """
+    asked_for = config.max_model_len
+    device, device_reason = select_device(config.device)
+    config, reasons = resolve_on_device(config, device, opened.spec.max_position_embeddings)
+    reasons["device"] = f"{device.kind}: {device_reason}"
+    built = build_embedder(opened, config, device, asked_for)
+    reasons["attention"] = built.attention
+    if asked_for is None:
+        reasons["max_model_len"] = f"{built.embedder.max_tokens}: the longest text that the model's files allow"
+    if opened.embedding is not None:
+        reasons["pooling"] = opened.embedding.reason
+    config = replace(config, max_model_len=built.embedder.max_tokens)
+    assert config.max_num_batched_tokens is not None
+    idle = SchedulerConfig(
+        max_num_seqs=1,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=16,
+        num_blocks=2,
+        block_size=16,
+        eos_token_ids=frozenset(),
+    )
+    engine = Engine(
+        model_name=opened.files.name,
+        scheduler=Scheduler(idle),
+        runner=NoRunner(),
+        tokenizer=Tokenizer.from_directory(opened.files.directory),
+        vocab_size=opened.spec.vocab_size,
+        max_model_len=built.embedder.max_tokens,
+        defaults=SamplingDefaults(),
+        queue_limit=config.queue_limit,
+        can_generate=False,
+        embedder=built.embedder,
+    )
+    return LoadedEmbeddingEngine(engine, config, reasons, device, built, opened.config)
