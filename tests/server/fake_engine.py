@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
+from servekit.engine.core.prefix_history import PrefixEnd, PrefixExplanation
 from servekit.engine.core.preview import Preview
 from servekit.engine.core.request import FinishReason, GrammarSpec, Request, RequestTimings
 from servekit.engine.engine import EngineStats
@@ -144,6 +145,9 @@ class FakeEngine:
 
     async def compile_grammar(self, spec: GrammarSpec, /) -> None:
         self.grammars.append(spec)
+
+    async def explain_cache(self, request: Request, visible: str, /) -> PrefixExplanation:
+        return PrefixExplanation(16, 18, PrefixEnd.NOT_FULL, given_token=65, known_token=None)
 
     async def preview(self, request: Request, /) -> Preview:
         if len(request.prompt_token_ids) >= self.max_model_len:
