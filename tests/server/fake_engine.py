@@ -21,7 +21,7 @@ VOCAB_SIZE = 256
 STATS = EngineStats(1, 1, 0, 3, 2, 5, 10, 0, 40, 16, 7, 90, 0.5, 0.6, 0.1, 0.01)
 PREVIEW = Preview(0, 16, 3, 5, 2, 1, num_tokens_ahead=20, num_steps_to_slot=3)
 SLOT = SlotState(0, "r-0", "decode", 5, 0, 6, 2, 1, 0, 0, 0.5, 20.0, 40.0)
-TIMINGS = RequestTimings(queue=0.001, prefill=0.02, decode=0.04, num_preemptions=1)
+TIMINGS = RequestTimings(queue=0.001, prefill=0.02, decode=0.04, num_preemptions=1, mean_batch_size=2.5)
 
 
 class ByteTokens:
