@@ -192,3 +192,24 @@ def test_an_open_address_with_a_key_needs_no_consent(chatty: TinyChat) -> None:
     ended = subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: --host 256.0.0.1: ")
+
+
+def test_holders_of_different_keys_share_no_prefix(chatty: TinyChat) -> None:
+    flags = ("--dtype", "float32", "--kv-memory", "4MiB", "--block-size", "16")
+    with running_server(chatty.directory, *flags, env={"SERVEKIT_API_KEY": "alice,bob"}) as server:
+        body = {"prompt": list(range(100, 300)), "max_tokens": 1}
+
+        def cached(key: str) -> tuple[int, str]:
+            headers = {"authorization": f"Bearer {key}", "x-servekit-explain": "cache"}
+            response = server.http.post("/v1/completions", json=body, headers=headers)
+            (row,) = json_without_infinities(response.headers["x-servekit-cache"])
+            usage = response.json()["usage"]
+            assert row["cached_tokens"] == usage["prompt_tokens_details"]["cached_tokens"]
+            return row["cached_tokens"], row["end"]
+
+        assert cached("alice") == (0, "never_seen")
+        assert cached("alice") == (192, "whole")
+        assert cached("bob") == (0, "never_seen")
+        assert cached("bob") == (192, "whole")
+        server.http.headers["authorization"] = "Bearer alice"
+        server.check_serving()

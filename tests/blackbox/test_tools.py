@@ -12,7 +12,7 @@ from tests.blackbox.bodies import chat
 from tests.blackbox.server import CHAT, Server, running_server
 from tests.blackbox.tiny import TinyChat, make_with_tools
 
-TOOLS = [
+TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
         "function": {

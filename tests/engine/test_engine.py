@@ -303,7 +303,9 @@ async def test_slots_show_what_runs() -> None:
         runner.release(2)
         for generation in generations[:2]:
             await anext(generation)
-        # The next step is held: the answer comes when it has been let go.
+        for _ in range(3):
+            assert await asyncio.to_thread(runner.entered.acquire, timeout=20)
+        # The third step is held: the answer comes when it has been let go.
         asking = asyncio.create_task(engine.slots())
         await asyncio.sleep(0)
         runner.release(1)

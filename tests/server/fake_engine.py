@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
+from servekit.engine.core.prefix_history import PrefixEnd, PrefixExplanation
 from servekit.engine.core.preview import Preview
 from servekit.engine.core.request import FinishReason, GrammarSpec, Request, RequestTimings
 from servekit.engine.embed_work import EmbedStats
@@ -22,7 +23,7 @@ VOCAB_SIZE = 256
 STATS = EngineStats(1, 1, 0, 3, 2, 5, 10, 0, 40, 16, 7, 90, 0.5, 0.6, 0.1, 0.01)
 PREVIEW = Preview(0, 16, 3, 5, 2, 1, num_tokens_ahead=20, num_steps_to_slot=3)
 SLOT = SlotState(0, "r-0", "decode", 5, 0, 6, 2, 1, 0, 0, 0.5, 20.0, 40.0)
-TIMINGS = RequestTimings(queue=0.001, prefill=0.02, decode=0.04, num_preemptions=1)
+TIMINGS = RequestTimings(queue=0.001, prefill=0.02, decode=0.04, num_preemptions=1, mean_batch_size=2.5)
 
 
 class ByteTokens:
@@ -151,6 +152,9 @@ class FakeEngine:
 
     async def compile_grammar(self, spec: GrammarSpec, /) -> None:
         self.grammars.append(spec)
+
+    async def explain_cache(self, request: Request, visible: str, /) -> PrefixExplanation:
+        return PrefixExplanation(16, 18, PrefixEnd.NOT_FULL, given_token=65, known_token=None)
 
     async def preview(self, request: Request, /) -> Preview:
         if len(request.prompt_token_ids) >= self.max_model_len:

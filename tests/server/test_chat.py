@@ -18,6 +18,7 @@ USAGE = {
 TIMINGS = {
     "queue_ms": 1.0,
     "preemptions": 1,
+    "mean_batch_size": 2.5,
     "cache_n": 1,
     "prompt_n": 0,
     "prompt_ms": 20.0,
@@ -59,7 +60,7 @@ async def test_stream_bytes_and_headers() -> None:
         '"model":"tiny","choices":[{"index":0,'
     )
     timings = (
-        '"timings":{"queue_ms":1.0,"preemptions":1,"cache_n":1,"prompt_n":0,"prompt_ms":20.0,'
+        '"timings":{"queue_ms":1.0,"preemptions":1,"mean_batch_size":2.5,"cache_n":1,"prompt_n":0,"prompt_ms":20.0,'
         '"prompt_per_token_ms":0.0,"prompt_per_second":0.0,"predicted_n":9,"predicted_ms":40.0,'
         '"predicted_per_token_ms":5.0,"predicted_per_second":200.0}'
     )

@@ -117,3 +117,20 @@ def test_json_log_lines() -> None:
     assert json.loads(line) == {"time": 1.0, "level": "info", "logger": "servekit.access", "message": "id=ü"}
     record.fields = {"id": "r", "status": 200}
     assert json.loads(JsonFormatter().format(record)).items() >= {"id": "r", "status": 200}.items()
+
+
+async def test_the_cache_is_explained_to_who_asks() -> None:
+    engine = FakeEngine()
+    response = await post(engine, CHAT, {"messages": USER_A, "n": 2}, **{"x-servekit-explain": "cache"})
+    assert json.loads(response.headers["x-servekit-cache"]) == [
+        {
+            "cached_tokens": 16,
+            "shared_tokens": 18,
+            "end": "block_not_full",
+            "given": {"id": 65, "text": "A"},
+            "known": None,
+        }
+    ]
+    assert "x-servekit-cache" not in (await post(engine, CHAT, {"messages": USER_A})).headers
+    wrong = await post(engine, CHAT, {"messages": USER_A}, **{"x-servekit-explain": "all"})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "x-servekit-explain")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from servekit.engine.core.embed_queue import EmbedRequest
+from servekit.engine.core.prefix_history import PrefixExplanation, PrefixHistory
 from servekit.engine.core.preview import Preview
 from servekit.engine.core.request import GrammarSpec, Request, Update
 from servekit.engine.core.scheduler import Scheduler
@@ -96,6 +97,7 @@ class Engine:
         self._scheduler = scheduler
         self._queue_limit = queue_limit
         self._grammars = grammars
+        self._history = PrefixHistory(scheduler.config.block_size)
         self._generations: dict[str, Generation] = {}
         self.can_generate = can_generate
         self.embedder = embedder
@@ -149,6 +151,7 @@ class Engine:
             self._busy_since = time.monotonic()
         self._generations[request.request_id] = generation
         self._idle.clear()
+        self._history.record(request.prompt_token_ids, request.cache_salt)
         self._loop.send(Add(request))
         return generation
 
@@ -236,6 +239,14 @@ class Engine:
         self._check_ids(request)
         self._scheduler.check(request)
         return await self._inquire(lambda answer: Examine(request, answer))
+
+    async def explain_cache(self, request: Request, visible: str) -> PrefixExplanation:
+        """Why the prefix cache holds as much of the request's prompt as it does now. Raises as `preview`.
+
+        Only prompts whose salt begins with `visible` are spoken of.
+        """
+        preview = await self.preview(request)
+        return self._history.explain(request.prompt_token_ids, request.cache_salt, preview.num_cached_tokens, visible)
 
     async def _inquire(self, message_with: Callable[[Callable[[T], object]], Inspect | Examine]) -> T:
         """Send a message that asks something, and wait for what the engine thread answers."""

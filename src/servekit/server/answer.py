@@ -26,6 +26,7 @@ from servekit.server.body import (
 )
 from servekit.server.call import Call
 from servekit.server.connection import while_connected
+from servekit.server.explain import explain_header
 from servekit.server.gate import key_holder
 from servekit.server.models import check_generates
 from servekit.server.params import for_choice
@@ -82,7 +83,10 @@ async def answer(request: HttpRequest, state: ServerState, parse: Callable[[byte
     include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     shape = plan.shape(head, prompts, include_usage=include_usage)
     headers = {"x-servekit-ignored": ignored_header(ignored)} if ignored else {}
-    call = await _admit(state, body, plan, prompts, head.id, record, key_holder(request.scope))
+    requests = engine_requests(body, plan, prompts, head.id, record, key_holder(request.scope))
+    if explanation := await explain_header(request, engine, requests, body.n or 1):
+        headers["x-servekit-cache"] = explanation
+    call = await _admit(state, body, plan, requests)
     if body.stream:
         return EventStream(
             call,
@@ -137,12 +141,8 @@ async def _admit(
     state: ServerState,
     body: GenerationBody,
     plan: Plan,
-    prompts: list[tuple[int, ...]],
-    call_id: str,
-    record: RequestRecord,
-    holder: str,
+    requests: Sequence[Request],
 ) -> Call:
-    requests = engine_requests(body, plan, prompts, call_id, record, holder)
     if len(requests) > state.ready_engine().max_open:
         limit = state.ready_engine().max_open
         raise InputError(f"{len(requests)} choices are more than the {limit} that this server holds", param="n")

@@ -5,7 +5,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 ALLOWED_METHODS = "GET, POST"
-EXPOSED_HEADERS = "x-request-id, x-servekit-ignored, retry-after"
+EXPOSED_HEADERS = "x-request-id, x-servekit-ignored, x-servekit-cache, retry-after"
 PREFLIGHT_MAX_AGE_S = "600"
 
 

@@ -34,11 +34,12 @@ def longest_timings(choices: Sequence[RequestTimings]) -> RequestTimings:
         prefill=max(timings.prefill for timings in choices),
         decode=max(timings.decode for timings in choices),
         num_preemptions=sum(timings.num_preemptions for timings in choices),
+        mean_batch_size=max(timings.mean_batch_size for timings in choices),
     )
 
 
 def timings_fields(usage: Usage, timings: RequestTimings, num_choices: int = 1) -> dict[str, Any]:
-    """The `timings` object: llama.cpp's names, and `queue_ms` and `preemptions`. A rate without time is 0.
+    """The `timings` object: llama.cpp's names, `queue_ms`, `preemptions`, `mean_batch_size`. A rate without time is 0.
 
     Prefill ends with each choice's first token, so decode time stands for all the tokens but these.
     """
@@ -48,6 +49,7 @@ def timings_fields(usage: Usage, timings: RequestTimings, num_choices: int = 1) 
     return {
         "queue_ms": _round(timings.queue * 1e3),
         "preemptions": timings.num_preemptions,
+        "mean_batch_size": _round(timings.mean_batch_size),
         "cache_n": usage.cached_tokens,
         "prompt_n": prompt_n,
         "prompt_ms": _round(prompt_ms),

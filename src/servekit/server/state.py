@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from servekit.engine.core.prefix_history import PrefixExplanation
 from servekit.engine.core.preview import Preview
 from servekit.engine.core.request import GrammarSpec, Request
 from servekit.engine.embed_work import EmbedStats
@@ -93,6 +94,8 @@ class EngineFacade(Protocol):
     async def encode_text(self, text: str, /, *, add_special_tokens: bool = True) -> tuple[int, ...]: ...
 
     async def compile_grammar(self, spec: GrammarSpec, /) -> None: ...
+
+    async def explain_cache(self, request: Request, visible: str, /) -> PrefixExplanation: ...
 
     async def preview(self, request: Request, /) -> Preview: ...
 

@@ -37,3 +37,18 @@ def test_what_never_fits_is_said() -> None:
     config = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=8, max_model_len=40, num_blocks=3, block_size=4)
     with pytest.raises(KvCapacityError):
         Scheduler(config).preview(request("p", list(range(8))))
+
+
+def test_the_mean_batch_size_counts_all_steps_of_a_sequence() -> None:
+    config = SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=64, max_model_len=40, num_blocks=33, block_size=4)
+    scheduler = Scheduler(config)
+    scheduler.add(request("a", [1, 2], max_tokens=3), 0.0)
+    sizes = []
+    for step in range(3):
+        if step == 1:
+            scheduler.add(request("b", [3, 4], max_tokens=9), 0.0)
+        output = scheduler.schedule(0.0)
+        (update, *_) = scheduler.apply(output, [SampledToken(1)] * len(output.scheduled), 0.0)
+        assert update.timings is not None
+        sizes.append(update.timings.mean_batch_size)
+    assert sizes == [1.0, 1.5, 5 / 3]

@@ -142,12 +142,16 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class RequestTimings:
-    """Seconds a request has spent. `queue` ends when it was first scheduled, `prefill` at its first token."""
+    """Seconds a request has spent. `queue` ends when it was first scheduled, `prefill` at its first token.
+
+    `mean_batch_size` is how many sequences, itself included, shared the steps it took part in.
+    """
 
     queue: float = 0.0
     prefill: float = 0.0
     decode: float = 0.0
     num_preemptions: int = 0
+    mean_batch_size: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

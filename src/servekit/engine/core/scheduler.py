@@ -271,6 +271,8 @@ class Scheduler:
             if seq.status is not SequenceStatus.RUNNING:
                 continue
             seq.num_computed_tokens += item.num_new_tokens
+            seq.num_steps += 1
+            seq.num_batch_mates += len(output.scheduled)
             self.prefix_cache.publish(seq)
             if sampled is not None:
                 updates.append(self._append(seq, sampled, now))
@@ -440,4 +442,5 @@ def _timings(seq: Sequence, now: float) -> RequestTimings:
         prefill=seq.first_token_time - seq.first_scheduled_time,
         decode=now - seq.first_token_time,
         num_preemptions=seq.num_preemptions,
+        mean_batch_size=seq.num_batch_mates / seq.num_steps,
     )

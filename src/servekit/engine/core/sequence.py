@@ -35,11 +35,13 @@ class Sequence:
         "finish_reason",
         "first_scheduled_time",
         "first_token_time",
+        "num_batch_mates",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_published_blocks",
+        "num_steps",
         "order",
         "ordinal",
         "request",
@@ -62,6 +64,8 @@ class Sequence:
         self.status = SequenceStatus.WAITING
         self.finish_reason: FinishReason | None = None
         self.num_preemptions = 0
+        self.num_steps = 0
+        self.num_batch_mates = 0  # over all its steps, itself included
         self.slot = -1
         self.arrival_time = now
         self.first_scheduled_time: float | None = None
