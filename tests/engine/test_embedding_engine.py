@@ -35,7 +35,7 @@ _SPEC = EmbeddingSpec(pooling="mean", normalise=True, reason="", prompts={"query
 
 def digits() -> InputEncoder:
     """Each word of digits is the token of that number."""
-    backend = tokenizers.Tokenizer(models.WordLevel({str(i): i for i in range(100)}, unk_token="99"))  # noqa: S106
+    backend = tokenizers.Tokenizer(models.WordLevel({str(i): i for i in range(100)}, unk_token="99"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return InputEncoder(backend)
 
