@@ -13,6 +13,7 @@ serve: $(VENV)/.installed
 
 test: $(VENV)/.tested
 	$(BIN)/servekit pull demo
+	$(BIN)/servekit pull demo-embedding
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 lint: $(VENV)/.linted

