@@ -200,7 +200,7 @@ class TestRopeSpellings:
         ({"num_hidden_layers": "4"}, "num_hidden_layers must be a positive whole number, not '4'"),
         ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of 3 KV heads"),
         ({"head_dim": 15}, "head_dim 15 is odd"),
-        ({"hidden_act": "relu"}, "hidden_act 'relu' is not known"),
+        ({"hidden_act": "mish"}, "hidden_act 'mish' is not known"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps must be a number, not 'small'"),
     ],
 )
