@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
-# Half the cores each: a test process computes with torch, which would take all of them.
+# Processes that test at once; each computes with one thread.
 JOBS   ?= auto
 
 .PHONY: serve test lint clean
@@ -25,15 +25,16 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) install --constraint constraints.txt --editable .
+	@echo "installing servekit and torch into $(VENV): about a minute, longer where torch is downloaded"
+	@$(PIP) install --quiet --progress-bar off --constraint constraints.txt --editable .
 	@touch $@
 
 $(VENV)/.tested: $(VENV)/.installed
-	$(PIP) install --constraint constraints.txt --editable '.[test]'
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.[test]'
 	@touch $@
 
 $(VENV)/.linted: $(VENV)/.tested
-	$(PIP) install --constraint constraints.txt --editable '.[test,dev]'
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.[test,dev]'
 	@touch $@
 
 clean:
