@@ -12,6 +12,7 @@ from servekit.engine.layers.norm import RMSNorm
 from servekit.engine.layers.rope import RotaryTable
 from servekit.engine.models.decoder import Decoder, DecoderLayer
 from servekit.engine.models.parameters import canonical_name
+from servekit.engine.models.parts import Parts
 from servekit.engine.models.weights import WeightSource
 from servekit.engine.spec.decoder import DecoderSpec
 from servekit.engine.spec.rope import RopeSpec
@@ -52,7 +53,9 @@ def build_decoder(
 
     `with_head` False spares the output matrix where only hidden states are wanted.
     """
-    builder = _Builder(spec, source, linear, dtype, device)
+    names = {plain: name for name in source.shapes() if (plain := canonical_name(name)) is not None}
+    parts = Parts(source, names, linear, dtype, device)
+    builder = _Builder(spec, parts)
     rotaries: dict[RopeSpec, RotaryTable] = {}
     for rope in spec.ropes:
         if rope not in rotaries:
@@ -62,13 +65,13 @@ def build_decoder(
         layers.append(builder.layer(index, shape, rotaries[rope]))
         if progress is not None:
             progress(index + 1, spec.num_layers)
-    embedding = builder.tensor("model.embed_tokens.weight")
+    embedding = parts.table("model.embed_tokens")
     # A tied head shares its numbers with the embedding; a format with a layout of its own still needs its own copy.
     head_name = "model.embed_tokens" if spec.tie_embeddings else "lm_head"
     head: Linear | None = None
     if with_head:
         shares = spec.tie_embeddings and linear.name == "dense"
-        head = DenseLinear(embedding) if shares else builder.linear([head_name])
+        head = DenseLinear(embedding) if shares else parts.linear([head_name])
     return Decoder(
         spec,
         embedding=embedding,
@@ -82,15 +85,9 @@ def build_decoder(
 class _Builder:
     """Names of the checkpoint -> layers of the decoder."""
 
-    def __init__(
-        self, spec: DecoderSpec, source: WeightSource, linear: LinearFormat, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, spec: DecoderSpec, parts: Parts) -> None:
         self._spec = spec
-        self._source = source
-        self._linear = linear
-        self._dtype = dtype
-        self._device = device
-        self._names = {plain: name for name in source.shapes() if (plain := canonical_name(name)) is not None}
+        self._parts = parts
 
     def layer(self, index: int, shape: AttentionShape, rotary: RotaryTable) -> DecoderLayer:
         """Block `index`. In the families with norms on both sides, `post_attention_layernorm` is the attention's own;
@@ -101,40 +98,29 @@ class _Builder:
             attention=shape,
             rotary=rotary,
             input_norm=self.norm(name + "input_layernorm"),
-            qkv=self.linear([f"{name}self_attn.{part}_proj" for part in "qkv"], has_bias=spec.qkv_bias),
+            qkv=self._parts.linear([f"{name}self_attn.{part}_proj" for part in "qkv"], has_bias=spec.qkv_bias),
             qk_norm=self._qk_norm(name) if spec.qk_norm else None,
-            output=self.linear([f"{name}self_attn.o_proj"], has_bias=spec.output_bias),
+            output=self._parts.linear([f"{name}self_attn.o_proj"], has_bias=spec.output_bias),
             post_attention_norm=self.norm(name + "post_attention_layernorm") if both else None,
             mlp_norm=self.norm(name + ("pre_feedforward_layernorm" if both else "post_attention_layernorm")),
             mlp=GatedMLP(
-                self.linear([f"{name}mlp.gate_proj", f"{name}mlp.up_proj"], has_bias=spec.mlp_bias),
-                self.linear([f"{name}mlp.down_proj"], has_bias=spec.mlp_bias),
+                self._parts.linear([f"{name}mlp.gate_proj", f"{name}mlp.up_proj"], has_bias=spec.mlp_bias),
+                self._parts.linear([f"{name}mlp.down_proj"], has_bias=spec.mlp_bias),
                 spec.activation,
             ),
             post_mlp_norm=self.norm(name + "post_feedforward_layernorm") if both else None,
         )
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """One tensor in the compute dtype, in memory of its own (the file may be unmapped)."""
-        return self._source.load(self._names[name]).to(self._device, self._dtype, copy=True)
-
     def norm(self, name: str) -> RMSNorm:
         """The norm `name`."""
-        return RMSNorm(self._norm_weight(name), self._spec.norm_eps, self._dtype)
-
-    def linear(self, names: list[str], *, has_bias: bool = False) -> Linear:
-        """The projections `names`, stacked into one."""
-        weights = [self._source.load(self._names[f"{name}.weight"]) for name in names]
-        biases = [self._source.load(self._names[f"{name}.bias"]) for name in names] if has_bias else None
-        return self._linear.build(weights, biases)
+        return RMSNorm(self._norm_weight(name), self._spec.norm_eps, self._parts.dtype)
 
     def _qk_norm(self, layer: str) -> RMSNorm:
         spec = self._spec
         q, k = (self._norm_weight(f"{layer}self_attn.{part}_norm") for part in "qk")
         weight = torch.cat((q.expand(spec.num_heads, -1), k.expand(spec.num_kv_heads, -1)))
-        return RMSNorm(weight, spec.norm_eps, self._dtype)
+        return RMSNorm(weight, spec.norm_eps, self._parts.dtype)
 
     def _norm_weight(self, name: str) -> torch.Tensor:
         """In float32, with the offset that the family stores its norms without."""
-        weight = self._source.load(self._names[f"{name}.weight"])
-        return weight.to(self._device, torch.float32) + self._spec.norm_offset
+        return self._parts.float32(f"{name}.weight") + self._spec.norm_offset

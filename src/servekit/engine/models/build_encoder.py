@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from servekit.engine.attention.base import AttentionBackend, AttentionShape
-from servekit.engine.layers.linear import Linear, LinearFormat
+from servekit.engine.layers.linear import LinearFormat
 from servekit.engine.layers.mlp import GatedMLP, PlainMLP
 from servekit.engine.layers.norm import LayerNorm
 from servekit.engine.layers.relative_bias import relative_bias
@@ -13,6 +13,7 @@ from servekit.engine.layers.rope import RotaryTable
 from servekit.engine.models.encoder import Encoder, EncoderLayer, EncoderTables
 from servekit.engine.models.encoder_parameters import canonical_names
 from servekit.engine.models.pair_classifier import PairClassifier
+from servekit.engine.models.parts import Parts
 from servekit.engine.models.weights import WeightSource
 from servekit.engine.spec.encoder import EncoderSpec
 from servekit.engine.spec.rope import RopeSpec
@@ -44,7 +45,8 @@ def build_encoder(
     max_positions: int,
 ) -> Encoder:
     """The encoder with its weights on `device`. `check_encoder_parameters` has passed, so every name is there."""
-    builder = _Builder(spec, source, linear, dtype, device)
+    parts = Parts(source, canonical_names(spec, source.shapes()), linear, dtype, device)
+    builder = _Builder(spec, parts)
     rotaries: dict[RopeSpec, RotaryTable] = {}
     for rope in spec.ropes:
         if rope is not None and rope not in rotaries:
@@ -54,13 +56,13 @@ def build_encoder(
         for index, (shape, rope) in enumerate(zip(encoder_attention_shapes(spec), spec.ropes, strict=True))
     ]
     names = spec.names
-    bias = builder.table(names.relative_bias) if spec.num_relative_buckets else None
+    bias = parts.table(names.relative_bias) if spec.num_relative_buckets else None
     return Encoder(
         spec,
         tables=EncoderTables(
-            words=builder.table(names.word_embedding),
-            positions=builder.table(names.position_embedding) if spec.num_positions else None,
-            types=builder.table(names.type_embedding) if spec.num_token_types else None,
+            words=parts.table(names.word_embedding),
+            positions=parts.table(names.position_embedding) if spec.num_positions else None,
+            types=parts.table(names.type_embedding) if spec.num_token_types else None,
             relative_bias=None if bias is None else relative_bias(bias, max_positions),
         ),
         embedding_norm=builder.norm(names.embedding_norm),
@@ -77,12 +79,13 @@ def build_classifier(
     """The head of a cross-encoder."""
     head = spec.classifier
     assert head is not None
-    builder = _Builder(spec, source, linear, dtype, device)
+    parts = Parts(source, canonical_names(spec, source.shapes()), linear, dtype, device)
+    builder = _Builder(spec, parts)
     return PairClassifier(
         head,
-        dense=builder.linear([head.dense], head.dense_bias),
+        dense=parts.linear([head.dense], has_bias=head.dense_bias),
         norm=builder.norm(head.norm) if head.norm is not None else None,
-        out=builder.linear([head.out], has_bias=True),
+        out=parts.linear([head.out], has_bias=True),
         dtype=dtype,
     )
 
@@ -90,47 +93,28 @@ def build_classifier(
 class _Builder:
     """Names of the checkpoint -> layers of the encoder."""
 
-    def __init__(
-        self, spec: EncoderSpec, source: WeightSource, linear: LinearFormat, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, spec: EncoderSpec, parts: Parts) -> None:
         self._spec = spec
-        self._source = source
-        self._linear = linear
-        self._dtype = dtype
-        self._device = device
-        self._names = canonical_names(spec, source.shapes())
+        self._parts = parts
 
     def layer(self, index: int, shape: AttentionShape, rotary: RotaryTable | None) -> EncoderLayer:
         """Block `index`."""
         spec, names = self._spec, self._spec.names
         layer = f"{names.layers}{index}."
-        up = self.linear([layer + name for name in names.up], spec.mlp_bias)
-        down = self.linear([layer + names.down], spec.mlp_bias)
+        up = self._parts.linear([layer + name for name in names.up], has_bias=spec.mlp_bias)
+        down = self._parts.linear([layer + names.down], has_bias=spec.mlp_bias)
         has_norm = index > 0 or not spec.pre_norm
         return EncoderLayer(
             attention=shape,
             rotary=rotary,
-            qkv=self.linear([layer + name for name in names.qkv], spec.attention_bias),
-            output=self.linear([layer + names.output], spec.attention_bias),
+            qkv=self._parts.linear([layer + name for name in names.qkv], has_bias=spec.attention_bias),
+            output=self._parts.linear([layer + names.output], has_bias=spec.attention_bias),
             attention_norm=self.norm(layer + names.attention_norm) if has_norm else None,
             mlp=GatedMLP(up, down, spec.activation) if spec.gated else PlainMLP(up, down, spec.activation),
             mlp_norm=self.norm(layer + names.mlp_norm),
         )
 
-    def table(self, name: str) -> torch.Tensor:
-        """One tensor in the compute dtype, in memory of its own (the file may be unmapped)."""
-        return self._load(f"{name}.weight").to(self._device, self._dtype, copy=True)
-
     def norm(self, name: str) -> LayerNorm:
         """The norm `name`."""
-        weight = self._load(f"{name}.weight").to(self._device, torch.float32, copy=True)
-        bias = self._load(f"{name}.bias").to(self._device, torch.float32, copy=True) if self._spec.norm_bias else None
-        return LayerNorm(weight, bias, self._spec.norm_eps)
-
-    def linear(self, names: list[str], has_bias: bool) -> Linear:
-        """The projections `names`, stacked into one."""
-        weights = [self._load(f"{name}.weight") for name in names]
-        return self._linear.build(weights, [self._load(f"{name}.bias") for name in names] if has_bias else None)
-
-    def _load(self, name: str) -> torch.Tensor:
-        return self._source.load(self._names[name])
+        bias = self._parts.float32(f"{name}.bias") if self._spec.norm_bias else None
+        return LayerNorm(self._parts.float32(f"{name}.weight"), bias, self._spec.norm_eps)
