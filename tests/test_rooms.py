@@ -30,7 +30,6 @@ _ROWS: list[set[str]] = [
         "engine.embed_runner",
         "engine.probe",
         "engine.grammar",
-        "engine.read_files",
         "engine.penalties",
         "engine.runner",
         "engine.sampler",

@@ -20,6 +20,7 @@ from servekit.bench.result import Record, Run, RunFile, Target
 from servekit.bench.sim import SimRequest, StepTimes, scheduler_config, simulate
 from servekit.bench.stats import percentile
 from servekit.bench.times import end_to_end, time_per_output_token, time_to_first_token
+from servekit.engine.core.scheduler import SchedulerConfig
 from servekit.errors import InputError
 
 _MIN_PHASES = 8
@@ -37,6 +38,18 @@ class ServerLimits:
     num_blocks: int | None = None
     policy: str = "continuous"
     static_wait: float = 0.5
+
+    def scheduler_config(self, requests: Sequence[SimRequest], *, policy: str | None = None) -> SchedulerConfig:
+        """The Scheduler of such a server for these requests, or the same under another policy."""
+        return scheduler_config(
+            requests,
+            slots=self.slots,
+            policy=policy or self.policy,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+            static_wait=self.static_wait,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,15 +185,7 @@ def requests_of(run: Run) -> list[SimRequest]:
 def predict(run: Run, limits: ServerLimits, times: StepTimes) -> tuple[Prediction, ...]:
     """Simulate the run's own requests at their own times, and compare what the clients saw."""
     requests = requests_of(run)
-    config = scheduler_config(
-        requests,
-        slots=limits.slots,
-        policy=limits.policy,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        block_size=limits.block_size,
-        num_blocks=limits.num_blocks,
-        static_wait=limits.static_wait,
-    )
+    config = limits.scheduler_config(requests)
     measured, predicted = _metrics(run.records), _metrics(simulate(requests, config, times).records)
     return tuple(Prediction(name, measured[name], predicted[name]) for name in measured if name in predicted)
 

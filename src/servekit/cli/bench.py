@@ -6,6 +6,7 @@ import typer
 from typer.core import TyperGroup
 
 from servekit.cli import bench_analyze, bench_embed, bench_offline, bench_replay, bench_sim, bench_speculative
+from servekit.cli.bench_target import DEFAULT_URL, ApiKey, ModelId, Url
 
 _LOAD, _ASKED, _JUDGED, _SHOWN = "The load", "What is asked", "How it is judged", "What is written"
 
@@ -29,13 +30,9 @@ app = typer.Typer(
 @app.command("serve")
 def serve(
     context: typer.Context,
-    url: Annotated[str, typer.Option(help="The server's address.")] = "http://127.0.0.1:8080",
-    model: Annotated[
-        str | None, typer.Option(help="The model's id. [the first the server lists]", show_default=False)
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="SERVEKIT_API_KEY", help="Sent as a bearer token.", show_envvar=True)
-    ] = None,
+    url: Url = DEFAULT_URL,
+    model: ModelId = None,
+    api_key: ApiKey = None,
     rate: Annotated[
         str | None,
         typer.Option(metavar="R,R...", help="Arrivals a second, open loop. [1]", rich_help_panel=_LOAD),

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from servekit.cli.bench_target import DEFAULT_URL, ApiKey, ModelId, Url
+
 if TYPE_CHECKING:
     from servekit.bench.embed import Agreement, Calibration, Reference
     from servekit.bench.embed_run import Measured
@@ -11,13 +13,9 @@ if TYPE_CHECKING:
 
 
 def embed(
-    url: Annotated[str, typer.Option(help="The server's address.")] = "http://127.0.0.1:8080",
-    model: Annotated[
-        str | None, typer.Option(help="The model's id. [the first the server lists]", show_default=False)
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="SERVEKIT_API_KEY", help="Sent as a bearer token.", show_envvar=True)
-    ] = None,
+    url: Url = DEFAULT_URL,
+    model: ModelId = None,
+    api_key: ApiKey = None,
     suite: Annotated[
         str, typer.Option(metavar="NAME,NAME...", help="Of latency, scoring, throughput, concurrency.")
     ] = "latency,scoring,throughput,concurrency",

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from servekit.cli.bench_target import DEFAULT_URL, ApiKey, ModelId, Url
+
 if TYPE_CHECKING:
     from servekit.bench.replay import Trace
     from servekit.bench.result import RunFile
@@ -20,13 +22,9 @@ def replay(
             show_default=False,
         ),
     ],
-    url: Annotated[str, typer.Option(help="The server's address.")] = "http://127.0.0.1:8080",
-    model: Annotated[
-        str | None, typer.Option(help="The model's id. [the first the server lists]", show_default=False)
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="SERVEKIT_API_KEY", help="Sent as a bearer token.", show_envvar=True)
-    ] = None,
+    url: Url = DEFAULT_URL,
+    model: ModelId = None,
+    api_key: ApiKey = None,
     simulate: Annotated[
         str | None,
         typer.Option(
@@ -91,21 +89,12 @@ def _simulated(trace: "Trace", run_path: str, slo: dict[str, float]) -> "RunFile
 
     from servekit.bench.fit import fit_run_file
     from servekit.bench.result import read_run_file
-    from servekit.bench.sim import scheduler_config
     from servekit.bench.sim import simulate as play
     from servekit.bench.sim_report import run_file, run_of
 
     fitted = fit_run_file(read_run_file(run_path, sys.stdin.buffer))
     limits = fitted.limits
-    config = scheduler_config(
-        trace.requests,
-        slots=limits.slots,
-        policy=limits.policy,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        block_size=limits.block_size,
-        num_blocks=limits.num_blocks,
-        static_wait=limits.static_wait,
-    )
+    config = limits.scheduler_config(trace.requests)
     run = run_of(play(trace.requests, config, fitted.fit.times), limits.policy, rate=None, slo=slo)
     found = run_file([run], limits, load={}, seed=0, fitted=fitted)
     found.command = "bench replay"

@@ -176,23 +176,14 @@ def _simulate(
     times: "StepTimes",
     chart: int,
 ) -> "tuple[list[tuple[str, Run]], list[tuple[str, list[str]]]]":
-    from servekit.bench.sim import scheduler_config, simulate
+    from servekit.bench.sim import simulate
     from servekit.bench.sim_report import run_of
     from servekit.bench.sim_steps import slot_chart
 
     runs, charts = [], []
     for at, workload in workloads:
         for name in policies:
-            config = scheduler_config(
-                workload,
-                slots=limits.slots,
-                policy=name,
-                max_num_batched_tokens=limits.max_num_batched_tokens,
-                block_size=limits.block_size,
-                num_blocks=limits.num_blocks,
-                static_wait=limits.static_wait,
-            )
-            simulated = simulate(workload, config, times)
+            simulated = simulate(workload, limits.scheduler_config(workload, policy=name), times)
             runs.append((name, run_of(simulated, name, rate=at)))
             if chart:
                 title = name if at is None else f"{name} at {at:g} requests/s"

@@ -20,11 +20,11 @@ from servekit.engine.models.embedding_head import EmbeddingHead
 from servekit.engine.models.encoder_parameters import check_encoder_parameters, expected_encoder_parameters
 from servekit.engine.models.parameters import check_parameters, expected_parameters
 from servekit.engine.models.weights import SafetensorsSource, WeightSource
-from servekit.engine.read_files import read_json
 from servekit.engine.spec.decoder import DecoderSpec
 from servekit.engine.spec.encoder import EncoderSpec
 from servekit.engine.spec.encoder_families import is_encoder, read_encoder_spec
 from servekit.engine.spec.families import read_decoder_spec
+from servekit.engine.spec.json_files import read_json, read_json_if_there
 from servekit.engine.spec.pooling import EmbeddingSpec, has_embedding_files, read_embedding_spec
 from servekit.engine.text.input_encoder import InputEncoder
 from servekit.errors import ConfigError, ModelError
@@ -169,7 +169,6 @@ def _max_tokens(files: LocalModel, spec: EncoderSpec | DecoderSpec, embedding: E
     """The files' own limit, and no more than the model has positions."""
     if embedding is not None and embedding.max_tokens is not None:
         return min(embedding.max_tokens, spec.max_position_embeddings)
-    file = files.directory / "tokenizer_config.json"
-    stated = read_json(file).get("model_max_length") if file.is_file() else None
+    stated = read_json_if_there(files.directory / "tokenizer_config.json").get("model_max_length")
     positions = spec.max_position_embeddings
     return min(positions, int(stated)) if isinstance(stated, int) and stated > 0 else positions

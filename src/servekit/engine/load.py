@@ -32,11 +32,11 @@ from servekit.engine.models.parameters import check_parameters, expected_paramet
 from servekit.engine.models.weights import SafetensorsSource, WeightSource
 from servekit.engine.output import SamplingDefaults
 from servekit.engine.probe import DTypeProbe, probe_dtypes
-from servekit.engine.read_files import read_json
 from servekit.engine.runner import ModelRunner
 from servekit.engine.sampler import Sampler
 from servekit.engine.spec.decoder import DecoderSpec
 from servekit.engine.spec.families import read_decoder_spec
+from servekit.engine.spec.json_files import read_json, read_json_if_there
 from servekit.engine.text.tokenizer import Tokenizer
 from servekit.errors import ConfigError, ModelError
 from servekit.kvcalc.memory import PoolPlan, kv_block_bytes, plan_pool
@@ -127,9 +127,7 @@ def load_engine(
     device, device_reason = select_device(config.device)
     config, reasons = resolve_on_device(config, device, spec.max_position_embeddings)
     reasons["device"] = f"{device.kind}: {device_reason}"
-    assert config.threads is not None
     assert config.max_model_len is not None
-    torch.set_num_threads(config.threads)
     dtype = _DTYPES[config.dtype]
     backend, reasons["attention"] = select_attention(
         config.attention, attention_shapes(spec), dtype, device.torch_device
@@ -198,8 +196,7 @@ def load_engine(
 
 def read_sampling_defaults(directory: Path) -> SamplingDefaults:
     """The model's advice in generation_config.json, if it has any. `do_sample: false` means greedy."""
-    file = directory / "generation_config.json"
-    advice = read_json(file) if file.is_file() else {}
+    advice = read_json_if_there(directory / "generation_config.json")
     found = {name: advice[name] for name in SamplingDefaults.__slots__ if advice.get(name) is not None}
     wrong = [name for name, value in found.items() if isinstance(value, bool) or not isinstance(value, int | float)]
     if wrong:

@@ -16,6 +16,7 @@ from servekit.server.chat import ChatPlan
 from servekit.server.errors import error_fields
 from servekit.server.schema import MAX_STOP_STRINGS, ChatBody, Function, FunctionCall, Message, Tool, ToolCall
 from servekit.server.shape import AnswerHead
+from servekit.server.text_parts import joined_text, text_field
 
 
 class AnthropicTool(Struct, kw_only=True):
@@ -110,14 +111,14 @@ def _turns(message: AnthropicMessage, path: str) -> list[Message]:
         where = f"{path}.content[{i}]"
         kind = block.get("type")
         if kind == "text":
-            texts.append(_field(block, "text", where))
+            texts.append(text_field(block, "text", where))
         elif kind == "tool_use" and message.role == "assistant":
             arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
-            call = FunctionCall(name=_field(block, "name", where), arguments=arguments)
-            calls.append(ToolCall(id=_field(block, "id", where), function=call))
+            call = FunctionCall(name=text_field(block, "name", where), arguments=arguments)
+            calls.append(ToolCall(id=text_field(block, "id", where), function=call))
         elif kind == "tool_result" and message.role == "user":
             result = _text(block.get("content") or "", f"{where}.content")
-            turns.append(Message(role="tool", tool_call_id=_field(block, "tool_use_id", where), content=result))
+            turns.append(Message(role="tool", tool_call_id=text_field(block, "tool_use_id", where), content=result))
         else:
             raise UnsupportedError(f"{where}: a block of this type is not supported here", param=where)
     if texts or calls or not turns:
@@ -128,21 +129,7 @@ def _turns(message: AnthropicMessage, path: str) -> list[Message]:
 
 
 def _text(content: Any, path: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise InputError(f"{path} must be text or a list of blocks", param=path)
-    for block in content:
-        if not isinstance(block, dict) or block.get("type") != "text":
-            raise UnsupportedError(f"{path}: only text blocks are supported here", param=path)
-    return "".join(_field(block, "text", path) for block in content)
-
-
-def _field(block: Mapping[str, Any], name: str, path: str) -> str:
-    value = block.get(name)
-    if not isinstance(value, str):
-        raise InputError(f"{path}.{name} must be text", param=f"{path}.{name}")
-    return value
+    return joined_text(content, path, kinds=("text",), noun="blocks")
 
 
 class MessagesPlan(ChatPlan):

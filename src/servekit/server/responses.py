@@ -16,6 +16,7 @@ from servekit.server.errors import error_fields
 from servekit.server.schema import ChatBody, Function, FunctionCall, Message, Tool, ToolCall
 from servekit.server.shape import AnswerHead
 from servekit.server.state import EngineFacade
+from servekit.server.text_parts import joined_text, text_field
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _ROLES = ("system", "developer", "user", "assistant")
@@ -122,8 +123,8 @@ def _add_item(messages: list[Message], item: Mapping[str, Any], path: str) -> No
             raise InputError(f"{path}.role must be one of {', '.join(_ROLES)}", param=f"{path}.role")
         messages.append(Message(role=item["role"], content=_text(item.get("content"), f"{path}.content")))
     elif kind == "function_call":
-        call = FunctionCall(name=_field(item, "name", path), arguments=_field(item, "arguments", path))
-        made = ToolCall(id=_field(item, "call_id", path), function=call)
+        call = FunctionCall(name=text_field(item, "name", path), arguments=text_field(item, "arguments", path))
+        made = ToolCall(id=text_field(item, "call_id", path), function=call)
         last = messages[-1] if messages else None
         if last is not None and last.role == "assistant":
             last.tool_calls = [*(last.tool_calls or ()), made]
@@ -131,27 +132,13 @@ def _add_item(messages: list[Message], item: Mapping[str, Any], path: str) -> No
             messages.append(Message(role="assistant", content="", tool_calls=[made]))
     elif kind == "function_call_output":
         output = _text(item.get("output"), f"{path}.output")
-        messages.append(Message(role="tool", tool_call_id=_field(item, "call_id", path), content=output))
+        messages.append(Message(role="tool", tool_call_id=text_field(item, "call_id", path), content=output))
     else:
         raise UnsupportedError(f"{path}: an item of this type is not supported here", param=f"{path}.type")
 
 
 def _text(content: Any, path: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise InputError(f"{path} must be text or a list of parts", param=path)
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") not in _TEXT_PARTS:
-            raise UnsupportedError(f"{path}: only text parts are supported", param=path)
-    return "".join(_field(part, "text", path) for part in content)
-
-
-def _field(item: Mapping[str, Any], name: str, path: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise InputError(f"{path}.{name} must be text", param=f"{path}.{name}")
-    return value
+    return joined_text(content, path, kinds=_TEXT_PARTS, noun="parts")
 
 
 class ResponsesPlan(ChatPlan):

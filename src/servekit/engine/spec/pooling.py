@@ -4,12 +4,12 @@
 `config_sentence_transformers.json` has the prompts. It must not know tensors.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from servekit.engine.spec.json_files import parse_json, read_json_if_there
 from servekit.errors import ModelError
 
 Pooling = Literal["cls", "mean", "last", "max"]
@@ -67,7 +67,7 @@ def read_embedding_spec(directory: Path, config: Mapping[str, Any], *, default: 
 
     Raises ModelError for a part or a mode that is not offered.
     """
-    texts = _read(directory / "config_sentence_transformers.json")
+    texts = read_json_if_there(directory / "config_sentence_transformers.json")
     prompts = texts.get("prompts") or {}
     if not isinstance(prompts, Mapping) or not all(isinstance(text, str) for text in prompts.values()):
         raise ModelError("config_sentence_transformers.json: prompts must map names to texts")
@@ -95,12 +95,12 @@ def _read_modules(directory: Path, has_prompts: bool, shared: dict[str, Any]) ->
         if ".." in Path(folder).parts or Path(folder).is_absolute():
             raise ModelError(f"modules.json: {folder!r} leads out of the model's folder")
         if kind == "Transformer":
-            limits = _read(directory / folder / "sentence_bert_config.json")
+            limits = read_json_if_there(directory / folder / "sentence_bert_config.json")
         elif kind == "Pooling":
-            pooling = _read_mode(_read(directory / folder / "config.json"), folder, has_prompts)
+            pooling = _read_mode(read_json_if_there(directory / folder / "config.json"), folder, has_prompts)
             reason = f"{pooling}: {folder}/config.json"
         elif kind == "Dense" and pooling is not None and not normalise:
-            dense.append(_read_dense(_read(directory / folder / "config.json"), folder))
+            dense.append(_read_dense(read_json_if_there(directory / folder / "config.json"), folder))
         elif kind == "Normalize" and pooling is not None:
             normalise = True
         else:
@@ -157,22 +157,8 @@ def _matryoshka(config: Mapping[str, Any], texts: Mapping[str, Any]) -> tuple[in
     return None
 
 
-def _read(file: Path) -> dict[str, Any]:
-    content = _parse(file) if file.is_file() else {}
-    if not isinstance(content, dict):
-        raise ModelError(f"{file.name} must be a JSON object")
-    return content
-
-
 def _read_list(file: Path) -> list[dict[str, Any]]:
-    content = _parse(file)
+    content = parse_json(file)
     if not isinstance(content, list) or not all(isinstance(item, dict) for item in content):
         raise ModelError(f"{file.name} must be a JSON list of objects")
     return content
-
-
-def _parse(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{file.name} cannot be read: {error}") from None

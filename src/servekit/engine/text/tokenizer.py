@@ -14,6 +14,7 @@ from typing import Any, Self, cast
 
 import tokenizers
 
+from servekit.engine.spec.json_files import read_json_if_there
 from servekit.engine.text.chat_template import ChatTemplate, Message, load_chat_template, normalise_messages
 from servekit.engine.text.detokenizer import Detokenizer
 from servekit.engine.text.forged_tokens import ForgedTokens
@@ -69,8 +70,11 @@ class Tokenizer:
     def from_directory(cls, directory: Path) -> Self:
         """The tokenizer of a model folder. Raises ModelError when its files are missing or damaged."""
         backend = load_backend(directory)
-        settings = _read_json(directory / "tokenizer_config.json")
-        config, generation = _read_json(directory / "config.json"), _read_json(directory / "generation_config.json")
+        settings = read_json_if_there(directory / "tokenizer_config.json")
+        config, generation = (
+            read_json_if_there(directory / "config.json"),
+            read_json_if_there(directory / "generation_config.json"),
+        )
         special_tokens = {
             name: text for name in _SPECIAL_NAMES if (text := _token_text(settings.get(name))) is not None
         }
@@ -301,19 +305,6 @@ def load_backend(directory: Path) -> tokenizers.Tokenizer:
         raise ModelError(
             f"{directory.name} has no tokenizer.json, and its other tokenizer files cannot be converted: {error}"
         ) from error
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        with open(file, encoding="utf-8") as opened:
-            content = json.load(opened)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{file.name} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{file.name} does not hold an object")
-    return content
 
 
 def _state(component: Any) -> dict[str, Any]:
