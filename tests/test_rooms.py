@@ -28,6 +28,7 @@ _ROWS: list[set[str]] = [
     {
         "engine.auto",
         "engine.embed_runner",
+        "engine.embed_split",
         "engine.probe",
         "engine.grammar",
         "engine.penalties",

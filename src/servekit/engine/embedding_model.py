@@ -12,6 +12,7 @@ from servekit.engine.attention.base import AttentionShape
 from servekit.engine.attention.select import select_attention
 from servekit.engine.device.base import Device
 from servekit.engine.embed_runner import Head, HiddenStates, ModelEmbedRunner
+from servekit.engine.embed_split import SplitEmbedRunner
 from servekit.engine.embedder import Embedder
 from servekit.engine.layers.packed import unquantised_format
 from servekit.engine.models.build import attention_shapes, build_decoder
@@ -26,6 +27,7 @@ from servekit.engine.spec.encoder_families import is_encoder, read_encoder_spec
 from servekit.engine.spec.families import read_decoder_spec
 from servekit.engine.spec.json_files import read_json, read_json_if_there
 from servekit.engine.spec.pooling import EmbeddingSpec, has_embedding_files, read_embedding_spec
+from servekit.engine.step import EmbedRunner
 from servekit.engine.text.input_encoder import InputEncoder
 from servekit.errors import ConfigError, ModelError
 from servekit.store.resolve import LocalModel
@@ -154,7 +156,7 @@ def build_embedder(opened: OpenEmbedder, config: EngineConfig, device: Device, m
     embedder = Embedder(
         model_name=opened.files.name,
         encoder=encoder_of_texts,
-        runner=ModelEmbedRunner(hidden_states, head, device),
+        runner=_runner(ModelEmbedRunner(hidden_states, head, device), config, device),
         spec=opened.embedding,
         vocab_size=spec.vocab_size,
         max_tokens=limit,
@@ -163,6 +165,12 @@ def build_embedder(opened: OpenEmbedder, config: EngineConfig, device: Device, m
         queue_limit=config.queue_limit,
     )
     return BuiltEmbedder(embedder, opened, config.dtype, why, nbytes)
+
+
+def _runner(model: ModelEmbedRunner, config: EngineConfig, device: Device) -> EmbedRunner:
+    """On a CPU of several cores each computes texts of its own."""
+    num_threads = config.threads or 1
+    return SplitEmbedRunner(model, num_threads) if device.kind == "cpu" and num_threads > 1 else model
 
 
 def _max_tokens(files: LocalModel, spec: EncoderSpec | DecoderSpec, embedding: EmbeddingSpec | None) -> int:

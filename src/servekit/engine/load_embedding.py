@@ -16,6 +16,10 @@ from servekit.engine.output import SamplingDefaults
 from servekit.engine.step import NoRunner
 from servekit.engine.text.tokenizer import Tokenizer
 
+_TOKENS_A_CORE = 512
+"""Matrix products of a core are at their full rate from 256 tokens on; twice that lets texts be dealt evenly."""
+_TOKENS_ON_A_GPU = 16384
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedEmbeddingEngine:
@@ -45,10 +49,12 @@ def load_embedding_engine(opened: OpenEmbedder, config: EngineConfig) -> LoadedE
 
     Raises ConfigError for a choice that this machine or model cannot honour.
     """
-    asked_for = config.max_model_len
+    asked_for, budget = config.max_model_len, config.max_num_batched_tokens
     device, device_reason = select_device(config.device)
     config, reasons = resolve_on_device(config, device, opened.spec.max_position_embeddings)
     reasons["device"] = f"{device.kind}: {device_reason}"
+    if budget is None:
+        config, reasons["max_num_batched_tokens"] = _with_budget(config, device)
     built = build_embedder(opened, config, device, asked_for)
     reasons["attention"] = built.attention
     if asked_for is None:
@@ -78,3 +84,12 @@ def load_embedding_engine(opened: OpenEmbedder, config: EngineConfig) -> LoadedE
         embedder=built.embedder,
     )
     return LoadedEmbeddingEngine(engine, config, reasons, device, built, opened.config)
+
+
+def _with_budget(config: EngineConfig, device: Device) -> tuple[EngineConfig, str]:
+    """Nobody decodes beside these texts, so a step may be as long as keeps the device busy."""
+    threads = config.threads or 1
+    budget = max(device.default_batched_tokens, _TOKENS_A_CORE * threads) if device.kind == "cpu" else _TOKENS_ON_A_GPU
+    return replace(
+        config, max_num_batched_tokens=budget
+    ), f"{budget}: keeps a {device.kind} busy; nobody decodes beside"

