@@ -89,6 +89,7 @@ class ServeConfig:
     cors_origin: str | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
+    log_prompts: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

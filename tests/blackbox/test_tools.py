@@ -40,22 +40,32 @@ HERMES = (
 )
 CALL = "'<tool_call>\n' + (call.function | tojson) + '\n</tool_call>'"
 MISTRAL = HERMES.replace(CALL, "'[TOOL_CALLS][' + (call.function | tojson) + ']'")
+ARGS = HERMES.replace(CALL, "'[TOOL_CALLS]' + call.function.name + '[ARGS]' + (call.function.arguments | tojson)")
+CODER = HERMES.replace(CALL, "'<tool_call>\n<function=' + call.function.name + '>\n</function>\n</tool_call>'")
+GLM = HERMES.replace(CALL, "'<tool_call>' + call.function.name + '\n<arg_key>a</arg_key>\n</tool_call>'")
 LLAMA = HERMES.replace(CALL, "'{\"parameters\": ' + (call.function | tojson) + '}'")
 assert CALL in HERMES
+TEMPLATES = {"hermes": HERMES, "mistral": MISTRAL, "llama": LLAMA, "args": ARGS, "coder": CODER, "glm": GLM}
+CONTROL = {"mistral": ["[TOOL_CALLS]"], "args": ["[TOOL_CALLS]", "[ARGS]"]}
 
 
 def function(parameters: Any) -> dict[str, Any]:
     return {"tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}]}
 
 
-@pytest.fixture(scope="module", params=["hermes", "mistral", "llama"])
+@pytest.fixture(scope="module", params=TEMPLATES)
 def process(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    template = {"hermes": HERMES, "mistral": MISTRAL, "llama": LLAMA}[request.param]
-    control = [AddedToken("[TOOL_CALLS]", special=True)] if request.param == "mistral" else []
-    model = make_with_tools(tmp_path_factory.mktemp("tools") / "tiny", template, control)
+    control = [AddedToken(marker, special=True) for marker in CONTROL.get(request.param, [])]
+    model = make_with_tools(tmp_path_factory.mktemp("tools") / "tiny", TEMPLATES[request.param], control)
     flags = ("--dtype", "float32", "--kv-memory", "4MiB", "--max-model-len", "2048")
     with running_server(model.directory, *flags) as server:
         yield server
+
+
+@pytest.fixture
+def form(request: pytest.FixtureRequest) -> str:
+    name: str = request.node.callspec.params["process"]
+    return name
 
 
 def check_call(call: Any) -> None:
@@ -71,7 +81,7 @@ def check_call(call: Any) -> None:
 WEATHER = {"type": "function", "function": {"name": "weather"}}
 
 
-def test_a_named_call_comes_whole_and_streamed(server: Server) -> None:
+def test_a_named_call_comes_whole_and_streamed(server: Server, form: str) -> None:
     for seed in range(4):
         body = {**chat(tools=TOOLS, tool_choice=WEATHER), "temperature": 1.2, "seed": seed}
         (choice,) = server.answer(CHAT, body)["choices"]
@@ -84,7 +94,8 @@ def test_a_named_call_comes_whole_and_streamed(server: Server) -> None:
         assert deltas[-1]["finish_reason"] == "tool_calls"
         parts = [part for d in deltas for part in d["delta"].get("tool_calls", [])]
         assert parts[0]["function"] == {"name": "weather", "arguments": ""}
-        assert len(parts) > 3, "the arguments come as they are made"
+        if form in ("hermes", "mistral", "llama"):
+            assert len(parts) > 3, "the arguments come as they are made"
         assert "".join(part["function"]["arguments"] for part in parts) == call["function"]["arguments"]
 
 
@@ -113,6 +124,22 @@ def test_auto_leaves_the_model_free_and_history_renders(server: Server) -> None:
     assert answer["choices"][0]["finish_reason"] in ("stop", "length", "tool_calls")
     without = server.answer(CHAT, chat(*turns, tools=TOOLS, tool_choice="none", max_tokens=1))
     assert without["usage"]["prompt_tokens"] < answer["usage"]["prompt_tokens"]
+
+
+def test_a_call_that_the_model_chose_to_make_follows_its_schema(server: Server, form: str) -> None:
+    """The marker is made likely, and nothing after it."""
+    if form not in CONTROL:
+        pytest.skip("only a marker that is one token can be made likely")
+    marker = server.answer("/tokenize", {"prompt": "[TOOL_CALLS]", "add_special_tokens": False})["tokens"]
+    assert len(marker) == 1
+    for seed in range(3):
+        sampled = {"temperature": 1.2, "seed": seed, "max_tokens": 200, "logit_bias": {str(marker[0]): 30}}
+        (choice,) = server.answer(CHAT, {**chat(tools=TOOLS), **sampled})["choices"]
+        assert choice["message"]["content"] is None
+        calls = choice["message"]["tool_calls"]
+        for call in calls if choice["finish_reason"] == "tool_calls" else calls[:-1]:
+            check_call(call)
+        assert calls
 
 
 @pytest.mark.parametrize(

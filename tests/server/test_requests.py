@@ -238,7 +238,6 @@ async def test_values_out_of_range_or_of_another_type(fields: dict[str, Any], pa
         ("prediction", {"type": "content"}),
         ("service_tier", "flex"),
         ("store", True),
-        ("guided_json", {}),
         ("chat_template", "{{ x }}"),
     ],
 )
@@ -294,3 +293,48 @@ async def test_the_template_may_refuse_a_conversation() -> None:
             "messages",
             "invalid_value",
         )
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "kind", "text"),
+    [
+        ("guided_json", {"type": "integer"}, "json_schema", '{"type":"integer"}'),
+        ("guided_json", '{"type": "integer"}', "json_schema", '{"type": "integer"}'),
+        ("guided_regex", "a+", "regex", "a+"),
+        ("guided_grammar", 'root ::= "a"', "grammar", 'root ::= "a"'),
+        ("guided_choice", ["a", "b"], "lark", 'start: "a" | "b"'),
+        ("structured_outputs", {"json": {"type": "integer"}}, "json_schema", '{"type":"integer"}'),
+        ("structured_outputs", {"regex": "a+"}, "regex", "a+"),
+        ("structured_outputs", {"choice": ["a"]}, "lark", 'start: "a"'),
+        ("structured_outputs", {"grammar": 'root ::= "a"'}, "grammar", 'root ::= "a"'),
+        ("structured_outputs", {"json_object": True}, "json_schema", '{"type":"object"}'),
+    ],
+)
+async def test_other_names_of_a_form(field: str, value: Any, kind: str, text: str) -> None:
+    engine = FakeEngine()
+    response = await post(engine, CHAT, {"messages": USER_A, field: value})
+    assert response.status_code == 200
+    assert "x-servekit-ignored" not in response.headers
+    grammar = engine.requests[-1].sampling.grammar
+    assert grammar is not None
+    assert (grammar.kind, grammar.text) == (kind, text)
+    assert grammar.param.startswith(field)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_regex": "a", "regex": "b"}, "guided_regex"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs"),
+        ({"guided_choice": []}, "guided_choice"),
+    ],
+)
+async def test_forms_under_other_names_that_cannot_be_followed(fields: dict[str, Any], param: str) -> None:
+    assert (await refused(CHAT, {"messages": USER_A, **fields}))[:2] == (400, param)
+
+
+@pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})])
+async def test_the_tokenise_routes_name_what_they_ignore(path: str, body: dict[str, Any]) -> None:
+    response = await post(FakeEngine(), path, {**body, "with_pieces": True})
+    assert (response.status_code, response.headers["x-servekit-ignored"]) == (200, "with_pieces")

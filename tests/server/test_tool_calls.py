@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servekit.engine.text.tool_format import ToolFormat, tool_format_of
-from servekit.server.tool_calls import ArgumentsDelta, CallStart, ContentDelta, ToolCallParser
+from servekit.server.call_text import ArgumentsDelta, CallParser, CallStart, ContentDelta
+from servekit.server.tagged_calls import TaggedCallParser
+from servekit.server.tool_calls import ToolCallParser
 
 
 def form(sign: str) -> ToolFormat:
@@ -19,13 +21,22 @@ def form(sign: str) -> ToolFormat:
 
 
 HERMES, MISTRAL, LLAMA = form("<tool_call>"), form("[TOOL_CALLS]"), form('"parameters": ')
-NAMES = frozenset({"f", "get_weather"})
+CODER, GLM, ARGS = form("<tool_call>\n<function="), form("<tool_call>{{ name }}<arg_key>"), form("[TOOL_CALLS]x[ARGS]")
+SCHEMAS: dict[str, dict[str, Any] | None] = {
+    "f": {"properties": {"s": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": "object"}}},
+    "get_weather": None,
+}
+NAMES = frozenset(SCHEMAS)
 Call = tuple[str, str]
 A = '{"city": "Zü\\"ri}ch", "n": [1, {"x": "]"}]}'
 
 
 def run(tool_format: ToolFormat, pieces: list[str], **options: Any) -> tuple[str, list[Call]]:
-    parser = ToolCallParser(tool_format, NAMES, **options)
+    parser: CallParser
+    if tool_format.style == "object":
+        parser = ToolCallParser(tool_format, NAMES, **options)
+    else:
+        parser = TaggedCallParser(tool_format, SCHEMAS, **options)
     content, calls = "", list[Call]()
     deltas = [delta for piece in pieces for delta in parser.push(piece)] + parser.finish()
     for delta in deltas:
@@ -84,6 +95,45 @@ CASES: list[tuple[ToolFormat, str, str, list[Call]]] = [
     ),
     (LLAMA, '{"answer": 42}', '{"answer": 42}', []),
     (LLAMA, 'use {"name": "f", "parameters": {}}', 'use {"name": "f", "parameters": {}}', []),
+    (CODER, "plain <tool", "plain <tool", []),
+    (
+        CODER,
+        "ok\n\n<tool_call>\n<function=f>\n<parameter=s>\n12 <b>\n\n</parameter>\n<parameter=n>\n12\n</parameter>\n"
+        '<parameter=o>\n{"a": [1]}\n</parameter>\n</function>\n</tool_call>',
+        "ok",
+        [("f", '{"s": "12 <b>\\n", "n": 12, "o": {"a": [1]}}')],
+    ),
+    (
+        CODER,
+        "<tool_call>\n<function=f>\n</function>\n</tool_call>\n"
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nBern\n</parameter>\n</function>\n</tool_call>\n",
+        "",
+        [("f", "{}"), ("get_weather", '{"city": "Bern"}')],
+    ),
+    (
+        CODER,
+        "<tool_call>\n<function=g>\n</function></tool_call>",
+        "<tool_call>\n<function=g>\n</function></tool_call>",
+        [],
+    ),
+    (CODER, "a  <tool_call>nothing", "a  <tool_call>nothing", []),
+    (CODER, "<tool_call>\n<function=f>\n<parameter=s>\nhalf a te", "", [("f", '{"s": "half a te"}')]),
+    (
+        GLM,
+        "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>1</arg_value>\n<arg_key>n</arg_key>\n<arg_value>1</arg_value>\n"
+        "</tool_call>",
+        "",
+        [("f", '{"s": "1", "n": 1}')],
+    ),
+    (GLM, "<tool_call>f\n</tool_call>", "", [("f", "{}")]),
+    (GLM, "<tool_call>g</tool_call>", "<tool_call>g</tool_call>", []),
+    (ARGS, f"[TOOL_CALLS]f[ARGS]{A}", "", [("f", A)]),
+    (ARGS, f"ok[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS] {A}", "ok", [("f", A)]),
+    (ARGS, "[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]get_weather[ARGS]{}", "", [("f", "{}"), ("get_weather", "{}")]),
+    (ARGS, '[TOOL_CALLS]f[ARGS]{"a": 1', "", [("f", '{"a": 1')]),
+    (ARGS, "[TOOL_CALLS]g[ARGS]{}", "[TOOL_CALLS]g[ARGS]{}", []),
+    (ARGS, "[TOOL_CALLS]f[ARGS]5", "[TOOL_CALLS]f[ARGS]5", []),
+    (ARGS, "[TOOL_CALLS] no call\n at all", "[TOOL_CALLS] no call\n at all", []),
 ]
 
 
@@ -106,13 +156,20 @@ PIECES = [
     "<tool_call>",
     "</tool_call>",
     "[TOOL_CALLS]",
+    "[ARGS]",
+    "f",
+    "<function=f>",
+    "<parameter=s>",
+    "</function>",
+    "<arg_key>s</arg_key>",
+    "<arg_value>1</arg_value>",
     '{"name": "f", "arguments": ',
     '{"name": "f", "parameters": ',
     "{}",
 ]
 
 
-@given(st.sampled_from([HERMES, MISTRAL, LLAMA]), st.lists(st.sampled_from(PIECES), max_size=20))
+@given(st.sampled_from([HERMES, MISTRAL, LLAMA, CODER, GLM, ARGS]), st.lists(st.sampled_from(PIECES), max_size=20))
 def test_any_text_at_all_is_taken(tool_format: ToolFormat, pieces: list[str]) -> None:
     assert run(tool_format, pieces) == run(tool_format, ["".join(pieces)]) == run(tool_format, list("".join(pieces)))
 
@@ -126,9 +183,16 @@ def test_arguments_are_told_as_they_come() -> None:
     assert parser.finish() == []
 
 
-def test_only_one_call() -> None:
-    one = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    assert run(HERMES, [one, one], only_one=True) == ("", [("f", "{}")])
+@pytest.mark.parametrize(
+    ("tool_format", "one"),
+    [
+        (HERMES, '<tool_call>{"name": "f", "arguments": {}}</tool_call>'),
+        (CODER, "<tool_call>\n<function=f>\n</function>\n</tool_call>"),
+        (ARGS, "[TOOL_CALLS]f[ARGS]{}"),
+    ],
+)
+def test_only_one_call(tool_format: ToolFormat, one: str) -> None:
+    assert run(tool_format, [one, one], only_one=True) == ("", [("f", "{}")])
 
 
 def test_the_format_is_read_off_the_template() -> None:

@@ -237,7 +237,11 @@ async def test_calls_in_messages() -> None:
 )
 async def test_messages_that_cannot_be_given(fields: Any, param: str) -> None:
     response = await post(FakeEngine(), MESSAGES, message(**fields))
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    answer = response.json()
+    assert (response.status_code, answer["type"]) == (400, "error")
+    assert answer["error"].keys() == {"type", "message"}
+    assert answer["error"]["type"] == "invalid_request_error"
+    assert param in answer["error"]["message"]
 
 
 @pytest.mark.parametrize(("path", "body"), [(RESPONSES, {"input": "a"}), (MESSAGES, message())])

@@ -90,6 +90,15 @@ def serve(
     log_format: Annotated[
         str | None, typer.Option(help="text or json, one line a record. [text]", rich_help_panel=_SERVER)
     ] = None,
+    log_prompts: Annotated[
+        bool | None,
+        typer.Option(
+            "--log-prompts",
+            help="Put every request's body into its line of the log. Without it no prompt is ever logged.",
+            show_default=False,
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="TOML file with any of these options, by name.", rich_help_panel=_SERVER)
     ] = None,

@@ -1,8 +1,9 @@
 """One line for every request, its id, and the last net under an exception. It must not know what a route does.
 
-No line ever holds a prompt, an answer or a key.
+No line ever holds an answer or a key, nor a prompt unless the server was told to log them.
 """
 
+import json
 import logging
 import time
 import uuid
@@ -28,7 +29,7 @@ _SCOPE_KEY = "servekit.record"
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What the line will say. Times are in seconds of time.monotonic()."""
+    """What the line will say. Times are in seconds of time.monotonic(). `body` is None where it is not logged."""
 
     request_id: str
     arrival: float = field(default_factory=time.monotonic)
@@ -37,6 +38,7 @@ class RequestRecord:
     end: str | None = None
     usage: Usage | None = None
     timings: RequestTimings | None = None
+    body: bytearray | None = None
 
     def note(self, model: str, call: Call, end: str | None = None) -> None:
         """Take what a call has cost; `end` says how a stream ended."""
@@ -54,10 +56,14 @@ def request_record(request: Request) -> RequestRecord:
 
 
 class AccessLog:
-    """ASGI middleware: gives every answer an `x-request-id` (the client's, made printable, or a new one) and a line."""
+    """ASGI middleware: gives every answer an `x-request-id` (the client's, made printable, or a new one) and a line.
 
-    def __init__(self, app: ASGIApp) -> None:
+    With `log_prompts` the line holds the request's body as well, as far as it was read.
+    """
+
+    def __init__(self, app: ASGIApp, *, log_prompts: bool = False) -> None:
         self._app = app
+        self._log_prompts = log_prompts
         self._logger = logging.getLogger("servekit.access")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,17 +81,28 @@ class AccessLog:
                 message["headers"] = [*message.get("headers", ()), id_header]
             await send(message)
 
+        async def receive_and_keep() -> Message:
+            message = await receive()
+            if record.body is not None and message["type"] == "http.request":
+                record.body += message.get("body", b"")
+            return message
+
+        if self._log_prompts:
+            record.body = bytearray()
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, receive_and_keep if self._log_prompts else receive, send_with_id)
         except Exception:
             self._logger.exception("id=%s failed", record.request_id)
             if record.status is not None:
                 raise
-            await error_response(internal_error())(scope, receive, send_with_id)
+            await error_response(internal_error(), scope["path"])(scope, receive, send_with_id)
         finally:
             level = logging.DEBUG if scope["path"] in QUIET_PATHS else logging.INFO
             fields = _fields(scope, record)
             line = " ".join(f"{name}={value}" for name, value in fields.items())
+            if record.body:
+                fields["body"] = record.body.decode("utf-8", errors="replace")
+                line += f" body={json.dumps(fields['body'])}"
             self._logger.log(level, "%s", line, extra={"fields": fields})
 
 

@@ -13,7 +13,7 @@ from servekit.errors import InputError, ServekitError, UnsupportedError
 from servekit.server.blocks import BlockEnd, BlockEvent, BlockReader, BlockStart
 from servekit.server.call import Call, CollectedChoice
 from servekit.server.chat import ChatPlan
-from servekit.server.errors import error_fields
+from servekit.server.errors import anthropic_error_body
 from servekit.server.schema import MAX_STOP_STRINGS, ChatBody, Function, FunctionCall, Message, Tool, ToolCall
 from servekit.server.shape import AnswerHead
 from servekit.server.text_parts import joined_text, text_field
@@ -169,8 +169,7 @@ class MessagesShape:
 
     def failed(self, error: ServekitError) -> bytes:
         """An error after the first byte."""
-        fields = error_fields(error)
-        return _event("error", error={"type": fields["type"], "message": fields["message"]})
+        return b"event: error\ndata: %s\n\n" % anthropic_error_body(error)
 
     def end(self, *, has_failed: bool) -> bytes:
         """The last event, unless an error was that."""

@@ -19,7 +19,7 @@ from servekit.server.chat import ChatPlan
 from servekit.server.completions import CompletionPlan
 from servekit.server.cors import Cors
 from servekit.server.embeddings import embeddings
-from servekit.server.errors import handle_disconnect, handle_http_exception, handle_servekit_error
+from servekit.server.errors import MESSAGES_PATH, handle_disconnect, handle_http_exception, handle_servekit_error
 from servekit.server.gate import Gate
 from servekit.server.models import check_model
 from servekit.server.preflight import preflight
@@ -37,7 +37,7 @@ def create_app(state: ServerState) -> Starlette:
             Route("/v1/chat/completions", routes.chat, methods=["POST"]),
             Route("/v1/completions", routes.completions, methods=["POST"]),
             Route("/v1/responses", routes.responses, methods=["POST"]),
-            Route("/v1/messages", routes.messages, methods=["POST"]),
+            Route(MESSAGES_PATH, routes.messages, methods=["POST"]),
             Route("/v1/preflight", routes.preflight, methods=["POST"]),
             Route("/tokenize", routes.tokenize, methods=["POST"]),
             Route("/detokenize", routes.detokenize, methods=["POST"]),
@@ -53,7 +53,7 @@ def create_app(state: ServerState) -> Starlette:
             Route("/metrics", routes.metrics, methods=["GET"]),
         ],
         middleware=[
-            Middleware(AccessLog),
+            Middleware(AccessLog, log_prompts=state.log_prompts),
             Middleware(Cors, origins=state.security.origins),
             Middleware(Gate, security=state.security),
         ],
@@ -120,11 +120,11 @@ class Routes:
 
     async def tokenize(self, request: Request) -> Response:
         """Text as token ids."""
-        return _json(await tokenize(request, self._state))
+        return await tokenize(request, self._state)
 
     async def detokenize(self, request: Request) -> Response:
         """Token ids as text."""
-        return _json(await detokenize(request, self._state))
+        return await detokenize(request, self._state)
 
     async def embeddings(self, request: Request) -> Response:
         """Texts to vectors."""

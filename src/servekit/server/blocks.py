@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from servekit.engine.output import Chunk
-from servekit.server.tool_calls import ArgumentsDelta, CallStart, ContentDelta, Delta, ToolCallParser
+from servekit.server.call_text import ArgumentsDelta, CallParser, CallStart, ContentDelta, Delta
 from servekit.server.tool_deltas import call_id
 
 
@@ -48,7 +48,7 @@ BlockEvent = BlockStart | BlockText | BlockEnd
 class BlockReader:
     """One answer's blocks as they grow. Without a parser all text is one block; an empty answer has an empty one."""
 
-    def __init__(self, parser: ToolCallParser | None) -> None:
+    def __init__(self, parser: CallParser | None) -> None:
         self._parser = parser
         self.blocks: list[Block] = []
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from servekit.errors import InputError
 from servekit.server.errors import BodyTooLargeError, SlowBodyError
-from servekit.server.schema import ChatBody, ContentPart, Message, StreamOptions
+from servekit.server.schema import ChatBody, ContentPart, Message, StreamOptions, TokenizeBody
 from servekit.server.unsupported import HARMLESS_VALUES, refuse_unsupported
 
 B = TypeVar("B", bound=msgspec.Struct)
@@ -47,11 +47,6 @@ async def read_body(request: Request, limit: int, timeout: float) -> bytes:
     except TimeoutError:
         raise SlowBodyError(f"the request body did not arrive within {timeout:g} seconds") from None
     return bytes(body)
-
-
-def decode_fields(raw: bytes, kind: type[S]) -> S:
-    """The typed body of a route that does not generate. Raises InputError with the failing path as `param`."""
-    return _decode(raw, kind)[0]
 
 
 async def read_typed(request: Request, limit: int, timeout: float, kind: type[B]) -> tuple[B, tuple[str, ...]]:
@@ -158,9 +153,9 @@ def _unknown_fields(document: Mapping[str, Any], kind: type[msgspec.Struct]) -> 
             yield name
     for name in _unknown(document.get("stream_options") or {}, StreamOptions):
         yield f"stream_options.{name}"
-    if kind is not ChatBody:
+    if kind not in (ChatBody, TokenizeBody):
         return
-    for message in document["messages"]:
+    for message in document.get("messages") or ():
         for name in _unknown(message, Message):
             yield f"messages[].{name}"
         content = message.get("content")

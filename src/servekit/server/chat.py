@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -51,11 +52,20 @@ class ChatPlan:
         """The one prompt's token ids."""
         if self.tools is None:
             return [await self._engine.encode_chat(self._messages)]
-        with contextlib.suppress(UnsupportedError):
-            # A keyword that cannot be enforced is no fault where nothing is enforced; a wrong schema is.
-            if not self.tools.is_required:
-                await self._engine.compile_grammar(self.tools.grammar)
+        if not self.tools.is_required:
+            await self._hold_to_schemas(self.tools)
         return [await self._engine.encode_chat(self._messages, self.tools.shown)]
+
+    async def _hold_to_schemas(self, tools: Tools) -> None:
+        """Let calls that the model makes follow their schemas, unless something else says what the answer looks like.
+
+        A keyword that cannot be enforced is no fault where the model is free; a wrong schema is.
+        """
+        with contextlib.suppress(UnsupportedError):
+            await self._engine.compile_grammar(tools.grammar)
+            is_free = self.params.grammar is None and not self.params.ignore_eos and not self.params.min_tokens
+            if is_free and tools.can_be_held:
+                self.params = replace(self.params, grammar=tools.grammar)
 
     def shape(self, head: AnswerHead, prompts: Sequence[tuple[int, ...]], *, include_usage: bool) -> "ChatShape":
         """How the answer is written."""

@@ -1,4 +1,4 @@
-"""How an error looks over HTTP: the OpenAI body, the status and the headers. It must not know which route failed."""
+"""How an error looks over HTTP: the OpenAI body, the status and the headers. One route has a shape of its own."""
 
 from typing import Any
 
@@ -19,6 +19,21 @@ from servekit.errors import (
 
 CLIENT_CLOSED_STATUS = 499
 """What the log says of a request whose client went away; nobody is left to read it."""
+
+MESSAGES_PATH = "/v1/messages"
+"""The one route that speaks Anthropic's language, in its errors too."""
+
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 class BodyTooLargeError(InputError):
@@ -131,8 +146,15 @@ def error_fields(error: ServekitError) -> dict[str, Any]:
     return fields
 
 
-def error_response(error: ServekitError) -> Response:
-    """The whole answer to a request that failed before its first byte was sent."""
+def anthropic_error_body(error: ServekitError) -> bytes:
+    """Anthropic's `{"type": "error", "error": {"type", "message"}}`, with the types that its clients know."""
+    kind = _ANTHROPIC_TYPES.get(error.http_status, "invalid_request_error" if error.http_status < 500 else "api_error")
+    fields = {"type": kind, "message": error_fields(error)["message"]}
+    return msgspec.json.encode({"type": "error", "error": fields})
+
+
+def error_response(error: ServekitError, path: str) -> Response:
+    """The whole answer to a request to `path` that failed before its first byte was sent."""
     headers = {}
     if isinstance(error, OverloadedError):
         headers["retry-after"] = str(error.retry_after_s)
@@ -141,7 +163,8 @@ def error_response(error: ServekitError) -> Response:
     if isinstance(error, _BODY_UNREAD):
         # The rest of the body is still under way and will not be read.
         headers["connection"] = "close"
-    return Response(error_body(error), error.http_status, headers, media_type="application/json")
+    body = anthropic_error_body(error) if path == MESSAGES_PATH else error_body(error)
+    return Response(body, error.http_status, headers, media_type="application/json")
 
 
 def internal_error() -> EngineError:
@@ -152,19 +175,20 @@ def internal_error() -> EngineError:
 def handle_servekit_error(request: Request, error: Exception) -> Response:
     """Exception handler of the app for ServekitError."""
     assert isinstance(error, ServekitError)
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 def handle_http_exception(request: Request, error: Exception) -> Response:
     """Exception handler of the app for what the router itself refuses (no such route, wrong method)."""
     assert isinstance(error, HTTPException)
     if error.status_code == NotFoundError.http_status:
-        return error_response(NotFoundError("there is no such route"))
+        return error_response(NotFoundError("there is no such route"), request.url.path)
     if error.status_code == MethodNotAllowedError.http_status:
-        response = error_response(MethodNotAllowedError(f"this route does not take {request.method}"))
+        refusal = MethodNotAllowedError(f"this route does not take {request.method}")
+        response = error_response(refusal, request.url.path)
         response.headers.update(error.headers or {})
         return response
-    return error_response(InputError(error.detail))
+    return error_response(InputError(error.detail), request.url.path)
 
 
 def handle_disconnect(request: Request, error: Exception) -> Response:

@@ -33,7 +33,7 @@ class Gate:
             if scope["type"] == "http":
                 self._check(scope)
         except ServekitError as error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

@@ -74,6 +74,7 @@ class ServerProcess(Generic[LoadedT]):
             read_timeout=serve_config.read_timeout,
             request_timeout=serve_config.request_timeout,
             refuse_unknown=serve_config.unknown_params == "refuse",
+            log_prompts=serve_config.log_prompts,
             security=security,
         )
         self._loaded: LoadedT | None = None

@@ -28,8 +28,18 @@ class StreamOptions(Struct, kw_only=True):
     include_usage: bool | None = None
 
 
+class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's holder of one form of the answer."""
+
+    json: str | dict[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
 class GenerationBody(Struct, kw_only=True):
-    """The fields that both generating routes share."""
+    """The fields that both generating routes share. `guided_` and `structured_outputs` are vLLM's names for a form."""
 
     model: str | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
@@ -56,6 +66,11 @@ class GenerationBody(Struct, kw_only=True):
     regex: str | None = None
     choice: list[str] | None = None
     response_format: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     user: str | None = None
     metadata: dict[str, Any] | None = None
 

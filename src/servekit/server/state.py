@@ -107,7 +107,8 @@ class ServerState:
     `engine` is None while the model loads; `load_error` says why it never will be there. `draining` is set when the
     server stops taking requests. `created` is in seconds since the epoch, `body_limit` in bytes, `ping_interval` and
     `read_timeout` (for a whole body) in seconds, `request_timeout` too, from arrival to the last token.
-    `refuse_unknown` refuses a field that nobody knows. `props` is what `GET /props` shows.
+    `refuse_unknown` refuses a field that nobody knows, `log_prompts` lets bodies into the log. `props` is what
+    `GET /props` shows.
     """
 
     model_name: str
@@ -122,6 +123,7 @@ class ServerState:
     read_timeout: float = 30.0
     request_timeout: float | None = None
     refuse_unknown: bool = False
+    log_prompts: bool = False
     security: Security = field(default_factory=Security)
 
     def __post_init__(self) -> None:

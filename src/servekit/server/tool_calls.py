@@ -1,4 +1,4 @@
-"""The text of an answer, as content and calls of functions, while it is being made. It must not know HTTP shapes.
+"""Calls of functions that are spelled as JSON objects, told while they are made. It must not know HTTP shapes.
 
 Nothing is lost: what begins like a call and turns out to be none, or names a function that was not offered, is content.
 """
@@ -6,41 +6,13 @@ Nothing is lost: what begins like a call and turns out to be none, or names a fu
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from servekit.engine.text.tool_format import ToolFormat
-
-_SPACE = " \n\r\t"
-
-
-@dataclass(frozen=True, slots=True)
-class ContentDelta:
-    """More of the answer's text."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallStart:
-    """A call of the function `name` begins. Calls count from 0."""
-
-    index: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ArgumentsDelta:
-    """More of the JSON text of a call's arguments."""
-
-    index: int
-    text: str
-
-
-Delta = ContentDelta | CallStart | ArgumentsDelta
+from servekit.server.call_text import SPACE, ArgumentsDelta, CallStart, ContentDelta, Delta, num_certain
 
 
 class ToolCallParser:
-    """One choice's parser. `names` are the functions on offer; with `only_one`, calls after the first are left out."""
+    """See CallParser. `names` are the functions on offer; with `only_one`, calls after the first are left out."""
 
     def __init__(self, tool_format: ToolFormat, names: frozenset[str], *, only_one: bool = False) -> None:
         self._format = tool_format
@@ -88,23 +60,16 @@ class ToolCallParser:
         """Content, up to what may be the beginning of a call; spaces before one belong to it."""
         begin = self._format.begin
         at = self._held.find(begin)
-        if self._format.optional_begin and not self._has_text and self._held.lstrip(_SPACE).startswith("{"):
-            at, begin = len(self._held) - len(self._held.lstrip(_SPACE)), ""
+        if self._format.optional_begin and not self._has_text and self._held.lstrip(SPACE).startswith("{"):
+            at, begin = len(self._held) - len(self._held.lstrip(SPACE)), ""
         if at >= 0:
-            yield from self._content(self._held[:at].rstrip(_SPACE))
+            yield from self._content(self._held[:at].rstrip(SPACE))
             self._raw, self._held = begin, self._held[at + len(begin) :]
             self._is_between = True
             return
-        certain = len(self._held) if is_end else self._num_certain(begin)
+        certain = len(self._held) if is_end else num_certain(self._held, begin)
         yield from self._content(self._held[:certain])
         self._held = self._held[certain:]
-
-    def _num_certain(self, begin: str) -> int:
-        """How much of the held text can be no part of a marker and stands before no call."""
-        size = next(
-            (n for n in range(min(len(begin) - 1, len(self._held)), 0, -1) if self._held.endswith(begin[:n])), 0
-        )
-        return len(self._held[: len(self._held) - size].rstrip(_SPACE))
 
     def _between(self, *, is_end: bool) -> Iterator[Delta]:
         """After a marker or an object: separators, then another object, the end marker, or text after all."""

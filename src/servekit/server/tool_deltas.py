@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from servekit.engine.core.request import FinishReason
-from servekit.server.tool_calls import ArgumentsDelta, CallStart, ContentDelta, Delta, ToolCallParser
+from servekit.server.call_text import ArgumentsDelta, CallParser, CallStart, ContentDelta, Delta
 
 ID_CHARS = 9
 """Mistral's templates take ids of exactly nine letters and digits; the other families take any."""
@@ -14,7 +14,7 @@ ID_CHARS = 9
 class ChoiceDeltas:
     """One choice of a stream: `delta` objects from text."""
 
-    def __init__(self, parser: ToolCallParser) -> None:
+    def __init__(self, parser: CallParser) -> None:
         self._parser = parser
 
     def push(self, text: str, *, is_last: bool) -> list[dict[str, Any]]:
@@ -29,7 +29,7 @@ class ChoiceDeltas:
         return _reason(reason, self._parser.num_calls)
 
 
-def whole_message(parser: ToolCallParser, text: str, reason: FinishReason) -> tuple[dict[str, Any], str]:
+def whole_message(parser: CallParser, text: str, reason: FinishReason) -> tuple[dict[str, Any], str]:
     """The message and the finish reason of an answer that is complete."""
     content, calls = "", list[dict[str, Any]]()
     for delta in parser.push(text) + parser.finish():

@@ -1,6 +1,5 @@
 """Which functions a chat may call, and how it is held to that. It must not know how a call is parsed or sent."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,18 +8,22 @@ import msgspec
 from servekit.engine.core.request import GrammarSpec
 from servekit.engine.text.tool_format import ToolFormat
 from servekit.errors import InputError, UnsupportedError
+from servekit.server.call_grammar import possible_calls, required_calls
+from servekit.server.call_text import CallParser
 from servekit.server.schema import ChatBody, Tool
+from servekit.server.structured import grammar_of
+from servekit.server.tagged_calls import TaggedCallParser
 from servekit.server.tool_calls import ToolCallParser
 
 MAX_TOOLS = 128
-_JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,16}", "lenient": False}
 
 
 class Tools:
     """The functions of one request that may be called, and whether one must be. Raises InputError, UnsupportedError.
 
-    `shown` is what the template gets. `grammar` holds the answer to calls where one must be made; otherwise it is only
-    compiled, so that a wrong schema is refused.
+    `shown` is what the template gets. `grammar` holds an answer to calls, or to calls that follow their schemas where
+    it makes any. Where an answer cannot be held to that (not `can_be_held`) it is only compiled, so that a wrong schema
+    is refused.
     """
 
     def __init__(
@@ -37,47 +40,23 @@ class Tools:
             if not self._callable:
                 raise InputError("tool_choice names a function that is not in tools", param="tool_choice")
             self._parallel = False
-        self.grammar = GrammarSpec("lark", self._lark(), "tools")
+        required = required_calls(form, self._callable, parallel=self._parallel)
+        possible = None if self.is_required else possible_calls(form, self._callable)
+        self.can_be_held = self.is_required or possible is not None
+        self.grammar = GrammarSpec("lark", possible or required, "tools")
 
     @property
     def shows_control(self) -> bool:
         """Whether control tokens must come as text, because they are the markers of a call."""
         return bool(self._form.control_ids)
 
-    def parser(self) -> ToolCallParser:
+    def parser(self) -> CallParser:
         """A fresh parser for one choice."""
+        if self._form.style != "object":
+            schemas = {function.name: function.parameters for function in self._callable}
+            return TaggedCallParser(self._form, schemas, only_one=not self._parallel)
         names = frozenset(function.name for function in self._callable)
         return ToolCallParser(self._form, names, only_one=not self._parallel)
-
-    def _lark(self) -> str:
-        """One call or several, as the format spells them; the schema of the arguments belongs to the name."""
-        form = self._form
-        calls = [
-            {
-                "type": "object",
-                "properties": {"name": {"const": f.name}, form.arguments_key: f.parameters or {"type": "object"}},
-                "required": ["name", form.arguments_key],
-                "additionalProperties": False,
-            }
-            for f in self._callable
-        ]
-        schemas = [json.dumps({"x-guidance": _JSON_OPTIONS, **call}, ensure_ascii=False) for call in calls]
-        rules = [f"call_{i}: %json {schema}" for i, schema in enumerate(schemas)]
-        rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(schemas))))
-        begin, end = self._marker(form.begin), self._marker(form.end)
-        if form.is_list:
-            more = '(", " call)* ' if self._parallel else ""
-            start = f'start: {begin} "[" call {more}"]"'
-        elif form.optional_begin:
-            start = "start: call" + (' ("; " call)*' if self._parallel else "")
-        else:
-            one = f'{begin} "\\n" call "\\n" {end}'
-            start = f"start: {one}" + (f' ("\\n" {one})*' if self._parallel else "")
-        return "\n".join([start, *rules])
-
-    def _marker(self, text: str) -> str:
-        control_id = self._form.control_id(text)
-        return json.dumps(text) if control_id is None else f"<[{control_id}]>"
 
 
 def tools_of(body: ChatBody, form: ToolFormat | None) -> Tools | None:
@@ -98,7 +77,7 @@ def tools_of(body: ChatBody, form: ToolFormat | None) -> Tools | None:
         return None
     if form is None:
         raise UnsupportedError("this model's chat template shows no form of tool calls that is known", param="tools")
-    if choice != "auto" and (body.response_format or body.grammar or body.regex or body.choice):
+    if choice != "auto" and grammar_of(body, body.response_format) is not None:
         raise InputError("a call cannot be required together with another form", param="tool_choice")
     return Tools(body.tools, choice, parallel=body.parallel_tool_calls is not False, form=form)
 
