@@ -32,11 +32,24 @@ class ModelEmbedRunner:
     def embed(self, inputs: Sequence[EmbedInput]) -> LazyResult[FloatArray]:
         """The vectors [n, dim] of n texts, as soon as the device has computed them."""
         batch = self._batch(inputs)
-        vectors = self._head(self._hidden_states(batch), batch.cu_seqlens_q)
+        hidden, cu_seqlens = self._hidden_states(batch), batch.cu_seqlens_q
+        if any(text.num_unpooled for text in inputs):
+            hidden, cu_seqlens = self._pooled_part(hidden, batch, inputs)
+        vectors = self._head(hidden, cu_seqlens)
         return _OnHost(self._device.fetch(vectors))
 
     def close(self) -> None:
         """Memory goes with the last reference."""
+
+    def _pooled_part(
+        self, hidden: torch.Tensor, batch: Batch, inputs: Sequence[EmbedInput]
+    ) -> tuple[torch.Tensor, IntArray]:
+        """The hidden states that count, and where each text begins among them."""
+        skipped = np.array([text.num_unpooled for text in inputs])
+        positions = np.arange(batch.num_tokens) - np.repeat(batch.cu_seqlens_q[:-1], batch.query_lens)
+        kept = np.flatnonzero(positions >= np.repeat(skipped, batch.query_lens))
+        lengths = batch.query_lens - skipped
+        return hidden[self._tensor(kept)], np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))
 
     def _batch(self, inputs: Sequence[EmbedInput]) -> Batch:
         lengths = np.array([len(text.token_ids) for text in inputs], dtype=np.int64)

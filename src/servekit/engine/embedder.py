@@ -234,7 +234,10 @@ class Embedder:
                 raise InputError(f"input[{index}] is empty", param="input")
             if not isinstance(text, str) and not all(0 <= token_id < self._vocab_size for token_id in text):
                 raise InputError(f"input[{index}] has a token id outside 0 to {self._vocab_size - 1}", param="input")
-        words = iter(self._encoder.encode([text for text in texts if isinstance(text, str)], prompt))
+        strings = [text for text in texts if isinstance(text, str)]
+        words = iter(
+            self._encoder.encode(strings, prompt, pool_prompt=self._spec is None or self._spec.includes_prompt)
+        )
         return [next(words) if isinstance(text, str) else self._encoder.wrap(text) for text in texts]
 
     def _check_lengths(self, inputs: Sequence[EmbedInput], param: str) -> None:

@@ -19,7 +19,8 @@ from servekit.engine.models.build import attention_shapes, build_decoder
 from servekit.engine.models.build_encoder import build_classifier, build_encoder, encoder_attention_shapes
 from servekit.engine.models.embedding_head import EmbeddingHead
 from servekit.engine.models.encoder_parameters import check_encoder_parameters, expected_encoder_parameters
-from servekit.engine.models.parameters import check_parameters, expected_parameters
+from servekit.engine.models.parameters import canonical_name, check_parameters, expected_parameters
+from servekit.engine.models.token_score import TokenScore
 from servekit.engine.models.weights import SafetensorsSource, WeightSource
 from servekit.engine.spec.decoder import DecoderSpec
 from servekit.engine.spec.encoder import EncoderSpec
@@ -27,8 +28,11 @@ from servekit.engine.spec.encoder_families import is_encoder, read_encoder_spec
 from servekit.engine.spec.families import read_decoder_spec
 from servekit.engine.spec.json_files import read_json, read_json_if_there
 from servekit.engine.spec.pooling import EmbeddingSpec, has_embedding_files, read_embedding_spec
+from servekit.engine.spec.token_score import TokenScoreSpec, read_token_score_spec
 from servekit.engine.step import EmbedRunner
 from servekit.engine.text.input_encoder import InputEncoder
+from servekit.engine.text.pair_prompt import PairPromptEncoder
+from servekit.engine.text.tokenizer import load_backend
 from servekit.errors import ConfigError, ModelError
 from servekit.store.resolve import LocalModel
 
@@ -39,7 +43,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class OpenEmbedder:
     """An embedding model whose files have been checked against each other, with its weights still on disk.
 
-    `embedding` is None for a cross-encoder, which scores pairs.
+    `embedding` is None for a cross-encoder, which scores pairs; `token_score` is there for a decoder that does.
     """
 
     files: LocalModel
@@ -48,6 +52,7 @@ class OpenEmbedder:
     embedding: EmbeddingSpec | None
     source: WeightSource
     max_tokens: int
+    token_score: TokenScoreSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +89,10 @@ class BuiltEmbedder:
 
 def is_embedding_model(files: LocalModel) -> bool:
     """Whether a model that was named alone is there to embed: an encoder, or a folder with a pooling configuration."""
-    return files.weights is None and (
-        has_embedding_files(files.directory) or is_encoder(read_json(files.directory / "config.json"))
-    )
+    if files.weights is not None:
+        return False
+    config = read_json(files.directory / "config.json")
+    return has_embedding_files(files.directory) or is_encoder(config) or "classifier_from_token" in config
 
 
 def open_embedder(files: LocalModel) -> OpenEmbedder:
@@ -99,7 +105,12 @@ def open_embedder(files: LocalModel) -> OpenEmbedder:
     config = read_json(files.directory / "config.json")
     source = SafetensorsSource(files.directory)
     spec: EncoderSpec | DecoderSpec
-    if is_encoder(config):
+    token_score = read_token_score_spec(files.directory, config)
+    if token_score is not None and not is_encoder(config):
+        spec = read_decoder_spec(config)
+        check_parameters(spec, source.shapes())
+        embedding = None
+    elif is_encoder(config):
         spec = read_encoder_spec(config)
         check_encoder_parameters(spec, source.shapes())
         is_scorer = spec.classifier is not None
@@ -109,7 +120,7 @@ def open_embedder(files: LocalModel) -> OpenEmbedder:
         spec = replace(read_decoder_spec(config), tie_embeddings=True)
         check_parameters(spec, source.shapes())
         embedding = read_embedding_spec(files.directory, config, default="last" if spec.causal else "mean")
-    return OpenEmbedder(files, config, spec, embedding, source, _max_tokens(files, spec, embedding))
+    return OpenEmbedder(files, config, spec, embedding, source, _max_tokens(files, spec, embedding), token_score)
 
 
 def build_embedder(opened: OpenEmbedder, config: EngineConfig, device: Device, max_tokens: int | None) -> BuiltEmbedder:
@@ -140,15 +151,16 @@ def build_embedder(opened: OpenEmbedder, config: EngineConfig, device: Device, m
                 spec, opened.source, backend=backend, max_positions=limit, with_head=False, **shared
             )
             hidden_states, nbytes = (lambda batch: decoder.forward(batch, None)), decoder.nbytes
-        if opened.embedding is None:
+        if isinstance(spec, DecoderSpec) and opened.token_score is not None:
+            head, size = _token_score(opened, opened.token_score, spec, torch_device), 1
+        elif opened.embedding is None:
             assert isinstance(spec, EncoderSpec)
             head, size = build_classifier(spec, opened.source, **shared), 1
         else:
             head = EmbeddingHead(opened.embedding, opened.files.directory, spec.hidden_size, torch_device)
             size = head.size
     opened.source.close()
-    lower_case = opened.embedding is not None and opened.embedding.lower_case
-    encoder_of_texts = InputEncoder.from_directory(opened.files.directory, lower_case=lower_case)
+    encoder_of_texts = _encoder_of_texts(opened)
     if encoder_of_texts.vocab_size > spec.vocab_size:
         raise ModelError(
             f"the tokenizer has {encoder_of_texts.vocab_size} tokens, but the model only {spec.vocab_size}"
@@ -165,6 +177,26 @@ def build_embedder(opened: OpenEmbedder, config: EngineConfig, device: Device, m
         queue_limit=config.queue_limit,
     )
     return BuiltEmbedder(embedder, opened, config.dtype, why, nbytes)
+
+
+def _encoder_of_texts(opened: OpenEmbedder) -> InputEncoder:
+    if opened.token_score is not None and opened.embedding is None:
+        return PairPromptEncoder.from_model(opened.files.directory, opened.token_score)
+    lower_case = opened.embedding is not None and opened.embedding.lower_case
+    return InputEncoder.from_directory(opened.files.directory, lower_case=lower_case)
+
+
+def _token_score(opened: OpenEmbedder, score: TokenScoreSpec, spec: DecoderSpec, device: torch.device) -> TokenScore:
+    """The head that compares two rows of the output matrix, which for tied models is the embedding."""
+    vocabulary = load_backend(opened.files.directory)
+    tokens = [score.true_token, *([] if score.false_token is None else [score.false_token])]
+    ids = [vocabulary.token_to_id(token) if isinstance(token, str) else token for token in tokens]
+    if any(i is None or not 0 <= i < spec.vocab_size for i in ids):
+        raise ModelError(f"the tokens {tokens} that the score is made of are not in the model's vocabulary")
+    plain = "model.embed_tokens.weight" if spec.tie_embeddings else "lm_head.weight"
+    name = next(name for name in opened.source.shapes() if canonical_name(name) == plain)
+    rows = opened.source.load(name)[ids].to(device, torch.float32, copy=True)
+    return TokenScore(rows, softcap=spec.logits_softcap, is_probability=score.score_activation == "sigmoid")
 
 
 def _runner(model: ModelEmbedRunner, config: EngineConfig, device: Device) -> EmbedRunner:

@@ -61,6 +61,8 @@ def test_the_files_win(tmp_path: Path) -> None:
         ({"pooling_mode_lasttoken": True}, "last"),
         ({"pooling_mode_max_tokens": True}, "max"),
         ({"pooling_mode": "lasttoken"}, "last"),
+        ({"pooling_mode_weightedmean_tokens": True}, "weighted_mean"),
+        ({"pooling_mode": "mean_sqrt_len_tokens"}, "mean_sqrt_len"),
         ({"pooling_mode": ["cls"]}, "cls"),
         ({}, "mean"),
     ],
@@ -73,7 +75,7 @@ def test_modes_in_both_spellings(tmp_path: Path, config: dict[str, Any], pooling
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ((BERT, ("Pooling", {"pooling_mode": "weightedmean"})), "weightedmean"),
+        ((BERT, ("Pooling", {"pooling_mode": "weightedmean", "include_prompt": False})), "weighted mean"),
         ((BERT, ("Pooling", {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True})), r"cls \+ max"),
         ((BERT, MEAN, ("FlexibleQuantizer", {})), "FlexibleQuantizer"),
         ((BERT, ("Dense", {"in_features": 8, "out_features": 4})), "Dense"),

@@ -12,10 +12,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EmbedInput:
-    """One text, or a pair whose second text begins at token `second_start`."""
+    """One text, or a pair whose second text begins at token `second_start`.
+
+    The first `num_unpooled` tokens are read and do not count in the vector: a prompt, where the model leaves it out.
+    """
 
     token_ids: tuple[int, ...]
     second_start: int | None = None
+    num_unpooled: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,17 @@ def pool(hidden: torch.Tensor, cu_seqlens: IntArray, pooling: Pooling) -> torch.
         return hidden[starts].float()
     if pooling == "last":
         return hidden[ends - 1].float()
+    lengths = ends - starts
+    if pooling == "weighted_mean":
+        # A token counts as much as its place, from 1 (SGPT, arXiv:2202.08904).
+        places = torch.arange(1, hidden.shape[0] + 1, device=hidden.device) - starts.repeat_interleave(lengths)
+        sums = torch.segment_reduce(hidden.float() * places.unsqueeze(1), "sum", lengths=lengths, unsafe=True)
+        return sums / (lengths * (lengths + 1) / 2).unsqueeze(1)
+    if pooling == "mean_sqrt_len":
+        sums = torch.segment_reduce(hidden.float(), "sum", lengths=lengths, unsafe=True)
+        return sums / lengths.sqrt().unsqueeze(1)
     reduce = "mean" if pooling == "mean" else "max"
-    return torch.segment_reduce(hidden.float(), reduce, lengths=ends - starts, unsafe=True)
+    return torch.segment_reduce(hidden.float(), reduce, lengths=lengths, unsafe=True)
 
 
 def normalise(vectors: torch.Tensor) -> torch.Tensor:

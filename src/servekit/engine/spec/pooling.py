@@ -12,9 +12,16 @@ from typing import Any, Literal
 from servekit.engine.spec.json_files import parse_json, read_json_if_there
 from servekit.errors import ModelError
 
-Pooling = Literal["cls", "mean", "last", "max"]
+Pooling = Literal["cls", "mean", "last", "max", "weighted_mean", "mean_sqrt_len"]
 
-_MODES: Mapping[str, Pooling] = {"cls": "cls", "mean": "mean", "lasttoken": "last", "max": "max"}
+_MODES: Mapping[str, Pooling] = {
+    "cls": "cls",
+    "mean": "mean",
+    "lasttoken": "last",
+    "max": "max",
+    "weightedmean": "weighted_mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+}
 _OLD_MODES: Mapping[str, str] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -43,7 +50,8 @@ class EmbeddingSpec:
 
     `prompts` stand before texts by name, `default_prompt` when no name is given. `max_tokens` is the files' own limit,
     special tokens included. `matryoshka` lists the sizes to which a vector may be cut (arXiv:2205.13147); empty for
-    any size, None when the files do not say that it may be cut. `reason` says where the pooling comes from.
+    any size, None when the files do not say that it may be cut. Where not `includes_prompt`, a prompt's tokens and the
+    special ones before them are read, but not pooled. `reason` says where the pooling comes from.
     """
 
     pooling: Pooling
@@ -54,6 +62,7 @@ class EmbeddingSpec:
     default_prompt: str | None = None
     max_tokens: int | None = None
     lower_case: bool = False
+    includes_prompt: bool = True
     matryoshka: tuple[int, ...] | None = None
 
 
@@ -82,13 +91,13 @@ def read_embedding_spec(directory: Path, config: Mapping[str, Any], *, default: 
     if not has_embedding_files(directory):
         reason = f"{default}: the default of this family, since the model has no modules.json"
         return EmbeddingSpec(pooling=default, normalise=True, reason=reason, **shared)
-    return _read_modules(directory, bool(prompts), shared)
+    return _read_modules(directory, shared)
 
 
-def _read_modules(directory: Path, has_prompts: bool, shared: dict[str, Any]) -> EmbeddingSpec:
+def _read_modules(directory: Path, shared: dict[str, Any]) -> EmbeddingSpec:
     modules = _read_list(directory / "modules.json")
     pooling: Pooling | None = None
-    reason, normalise, dense = "", False, []
+    reason, normalise, includes_prompt, dense = "", False, True, []
     limits: Mapping[str, Any] = {}
     for module in modules:
         kind, folder = str(module.get("type", "")).rsplit(".", 1)[-1], str(module.get("path", ""))
@@ -97,7 +106,9 @@ def _read_modules(directory: Path, has_prompts: bool, shared: dict[str, Any]) ->
         if kind == "Transformer":
             limits = read_json_if_there(directory / folder / "sentence_bert_config.json")
         elif kind == "Pooling":
-            pooling = _read_mode(read_json_if_there(directory / folder / "config.json"), folder, has_prompts)
+            config = read_json_if_there(directory / folder / "config.json")
+            pooling = _read_mode(config, folder)
+            includes_prompt = config.get("include_prompt") is not False
             reason = f"{pooling}: {folder}/config.json"
         elif kind == "Dense" and pooling is not None and not normalise:
             dense.append(_read_dense(read_json_if_there(directory / folder / "config.json"), folder))
@@ -117,11 +128,12 @@ def _read_modules(directory: Path, has_prompts: bool, shared: dict[str, Any]) ->
         dense=tuple(dense),
         max_tokens=max_tokens,
         lower_case=limits.get("do_lower_case") is True,
+        includes_prompt=includes_prompt,
         **shared,
     )
 
 
-def _read_mode(config: Mapping[str, Any], folder: str, has_prompts: bool) -> Pooling:
+def _read_mode(config: Mapping[str, Any], folder: str) -> Pooling:
     """The one mode that is on, in either spelling."""
     named = config.get("pooling_mode")
     if named is not None:
@@ -133,8 +145,10 @@ def _read_mode(config: Mapping[str, Any], folder: str, has_prompts: bool) -> Poo
             f"{folder}/config.json: the pooling {' + '.join(map(str, modes))} is not offered by servekit",
             hint=f"it pools by one of {', '.join(_MODES)}",
         )
-    if has_prompts and config.get("include_prompt") is False:
-        raise ModelError(f"{folder}/config.json: pooling without the prompt's tokens is not offered by servekit")
+    if _MODES[modes[0]] == "weighted_mean" and config.get("include_prompt") is False:
+        raise ModelError(
+            f"{folder}/config.json: a weighted mean without the prompt's tokens is not offered by servekit"
+        )
     return _MODES[modes[0]]
 
 

@@ -4,7 +4,8 @@ A thin layer over the `tokenizers` library. Truncation and padding that a tokeni
 a text that is too long is the caller's to judge, and batches are not padded here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, Self
 
@@ -15,6 +16,15 @@ from servekit.engine.text.tokenizer import load_backend
 from servekit.errors import InputError
 
 TruncationSide = Literal["left", "right"]
+
+
+@contextmanager
+def valid_unicode() -> Iterator[None]:
+    """Turn the tokenizer library's complaint about broken Unicode into an InputError."""
+    try:
+        yield
+    except (UnicodeEncodeError, TypeError) as error:
+        raise InputError("the text is not valid Unicode: it holds half of a surrogate pair") from error
 
 
 class InputEncoder:
@@ -34,9 +44,20 @@ class InputEncoder:
         """The tokenizer of a model folder. Raises ModelError when its files are missing or damaged."""
         return cls(load_backend(directory), lower_case=lower_case)
 
-    def encode(self, texts: Sequence[str], prompt: str = "") -> list[EmbedInput]:
-        """Each text with `prompt` before it and the special tokens around it. Raises InputError for broken Unicode."""
-        return [EmbedInput(tuple(encoding.ids)) for encoding in self._run([self._prepared(prompt + t) for t in texts])]
+    def encode(self, texts: Sequence[str], prompt: str = "", *, pool_prompt: bool = True) -> list[EmbedInput]:
+        """Each text with `prompt` before it and the special tokens around it. Raises InputError for broken Unicode.
+
+        Without `pool_prompt` the prompt and what stands before it are marked as not to be pooled.
+        """
+        num_unpooled = 0
+        if prompt and not pool_prompt:
+            alone = self._run([self._prepared(prompt)], add_special_tokens=False)[0].ids
+            num_unpooled = len(self._before) + len(alone)
+        encodings = self._run([self._prepared(prompt + text) for text in texts])
+        return [
+            EmbedInput(tuple(encoding.ids), num_unpooled=min(num_unpooled, len(encoding.ids) - 1))
+            for encoding in encodings
+        ]
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[EmbedInput]:
         """Each pair as a cross-encoder reads it, with where its second text begins."""
@@ -62,7 +83,9 @@ class InputEncoder:
         inner = ids[len(self._before) : len(ids) - len(self._after)]
         kept = max(0, max_tokens - len(self._before) - len(self._after))
         inner = inner[:kept] if side == "right" else inner[len(inner) - kept :]
-        return EmbedInput(self._before + inner + self._after)
+        cut = 0 if side == "right" else len(ids) - max_tokens
+        shortened = self._before + inner + self._after
+        return EmbedInput(shortened, num_unpooled=min(max(0, text.num_unpooled - cut), len(shortened) - 1))
 
     def encode_pairs_within(self, pairs: Sequence[tuple[str, str]], max_tokens: int) -> list[EmbedInput]:
         """Pairs whose second text is cut, at its end, to what the first and the special tokens leave."""
@@ -82,11 +105,9 @@ class InputEncoder:
     def _run(
         self, texts: Sequence[str] | Sequence[tuple[str, str]], add_special_tokens: bool = True
     ) -> list[tokenizers.Encoding]:
-        try:
+        with valid_unicode():
             # The fast variant leaves out offsets, which nobody reads.
             return self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        except (UnicodeEncodeError, TypeError) as error:
-            raise InputError("the text is not valid Unicode: it holds half of a surrogate pair") from error
 
     def _special_tokens(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What the tokenizer puts before and after a text."""

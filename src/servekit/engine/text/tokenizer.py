@@ -154,6 +154,12 @@ class Tokenizer:
             ids += self._encode_forged(text) if forged else self._encode_inside(text, is_first=not ids)
         return ids
 
+    def render_own(self, messages: Sequence[dict[str, Any]]) -> str:
+        """The chat template's text of messages that no client wrote. Raises ModelError when there is no template."""
+        if self._chat_template is None:
+            raise ModelError("the model has no chat template")
+        return self._chat_template.render(messages)
+
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for, special or not; none for an id that has no token.
 
