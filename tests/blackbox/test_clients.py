@@ -1,6 +1,5 @@
 """Clients that people use, unchanged, against the real server: all they need is its URL."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -8,12 +7,14 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
 from tests.blackbox.server import Server, running_server
 from tests.blackbox.test_tools import HERMES, TOOLS
 from tests.blackbox.tiny import make_with_tools
+from tests.blackbox.tiny_embedder import TinyEmbedder, make_embedder
 
 USER = [{"role": "user", "content": "the cat"}]
 CHOICE = {"type": "function", "function": {"name": "weather"}}
@@ -76,8 +77,8 @@ def test_openai_tools(client: Any) -> None:
 
 
 def test_anthropic(server: Server) -> None:
-    anthropic = pytest.importorskip("anthropic")
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as typed:
+        client: Any = typed
         # Not every version of this client knows the temperature.
         asked = {"model": "tiny", "max_tokens": 12, "messages": USER, "extra_body": {"temperature": 0}}
         whole = client.messages.create(**asked)
@@ -109,15 +110,57 @@ assert asyncio.run(litellm.acompletion(**asked)).choices[0].message.content == w
 """
 
 
-@pytest.mark.parametrize(
-    ("library", "script"), [pytest.param("langchain_openai", LANGCHAIN, id="langchain"), ("litellm", LITELLM)]
-)
-def test_frameworks(server: Server, library: str, script: str) -> None:
-    """In a process of their own: what they leave open at exit is not ours."""
-    if importlib.util.find_spec(library) is None:
-        pytest.skip(f"{library} is not installed")
-    program = f"URL = {server.url + '/v1'!r}\nTOOLS = {TOOLS!r}\n{script}"
+def run_client(script: str, **names: Any) -> None:
+    """In a process of its own: what such a library leaves open at exit is not ours."""
+    program = "".join(f"{name} = {value!r}\n" for name, value in names.items()) + script
     # Without it litellm fetches a table of prices.
     env = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=env)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, env=env)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("script", [pytest.param(LANGCHAIN, id="langchain"), pytest.param(LITELLM, id="litellm")])
+def test_chat_frameworks(server: Server, script: str) -> None:
+    run_client(script, URL=f"{server.url}/v1", TOOLS=TOOLS)
+
+
+LANGCHAIN_EMBEDDINGS = """
+from langchain_openai import OpenAIEmbeddings
+asked = {"base_url": URL, "api_key": "none", "model": "embedder", "max_retries": 0}
+model = OpenAIEmbeddings(**asked, check_embedding_ctx_length=False)
+assert close(model.embed_documents(TEXTS), VECTORS)
+assert close([model.embed_query(TEXTS[0])], VECTORS[:1])
+# By default it sends token ids: with the model's own tokenizer they are embedded as they are.
+ids = OpenAIEmbeddings(**asked, tiktoken_enabled=False, tiktoken_model_name=FOLDER)
+assert close(ids.embed_documents(TEXTS), VECTORS)
+"""
+LLAMA_INDEX = """
+from llama_index.embeddings.openai import OpenAIEmbedding
+model = OpenAIEmbedding(model_name="embedder", api_base=URL, api_key="none", max_retries=0)
+assert close(model.get_text_embedding_batch(TEXTS), VECTORS)
+assert close([model.get_query_embedding(TEXTS[0])], VECTORS[:1])
+"""
+CLOSE = """
+def close(found, expected):
+    return len(found) == len(expected) and all(
+        abs(a - b) < 1e-5 for ours, theirs in zip(found, expected) for a, b in zip(ours, theirs)
+    )
+"""
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, TinyEmbedder]]:
+    tiny = make_embedder(tmp_path_factory.mktemp("clients") / "embedder")
+    with running_server(tiny.directory, "--dtype", "float32") as server:
+        yield server, tiny
+
+
+@pytest.mark.parametrize(
+    "script", [pytest.param(LANGCHAIN_EMBEDDINGS, id="langchain"), pytest.param(LLAMA_INDEX, id="llama-index")]
+)
+def test_embedding_frameworks(embedder: tuple[Server, TinyEmbedder], script: str) -> None:
+    server, tiny = embedder
+    texts = ["the cat sat", "one two three four", "it rained"]
+    vectors = tiny.vectors(texts).tolist()
+    names = {"URL": f"{server.url}/v1", "TEXTS": texts, "VECTORS": vectors, "FOLDER": str(tiny.directory)}
+    run_client(CLOSE + script, **names)

@@ -257,6 +257,18 @@ def test_chat_and_embeddings_from_one_process(chatty: TinyChat, tiny: TinyEmbedd
         server.check_serving()
 
 
+def test_prompts_are_logged_only_where_that_was_asked_for(tiny: TinyEmbedder) -> None:
+    for flags, is_there in (((), False), (("--log-prompts",), True), (("--log-prompts", "--log-format", "json"), True)):
+        with running_server(tiny.directory, *flags, "--api-key", "hidden", env={}) as server:
+            key = {"authorization": "Bearer hidden"}
+            body = {"input": "the secret cat\nsat"}
+            assert server.http.post(EMBEDDINGS, json=body, headers=key).status_code == 200
+            server.wait_for_log(EMBEDDINGS)
+            log = server.log
+        assert ("the secret cat" in log) is is_there
+        assert "hidden" not in log
+
+
 def test_a_chat_server_embeds_nothing_and_stays_well(chatty: TinyChat) -> None:
     with running_server(chatty.directory) as server:
         assert _refused(server, EMBEDDINGS, {"input": "x"}) == (400, "model", "unsupported_value")

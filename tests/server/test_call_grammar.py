@@ -85,6 +85,25 @@ def test_a_model_that_is_free_writes_text_or_calls_that_are_right(
     assert not takes(grammar, f"So: {wrong}", whole=False)
 
 
+def test_references_in_a_schema_are_to_its_own_root() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"day": {"$ref": "#/$defs/Day"}},
+        "required": ["day"],
+        "$defs": {"Day": {"enum": ["Mo", "Tu"]}},
+    }
+    functions = [Function(name="f", parameters=schema)]
+    right = {
+        HERMES: '<tool_call>\n{"name": "f", "arguments": {"day": "Mo"}}\n</tool_call>',
+        ARGS: '[TOOL_CALLS]f[ARGS]{"day": "Mo"}',
+        CODER: '<tool_call>\n<function=f>\n<parameter=day>\n"Mo"\n</parameter>\n</function>\n</tool_call>',
+    }
+    for tool_format, text in right.items():
+        grammar = required_calls(tool_format, functions, parallel=False)
+        assert takes(grammar, text)
+        assert not takes(grammar, text.replace("Mo", "Sa"))
+
+
 def test_several_calls_where_they_are_wanted() -> None:
     assert takes(required_calls(HERMES, FUNCTIONS, parallel=True), f"{HERMES_CALL}\n{HERMES_CALL}")
     several = [{"name": "stop", "arguments": {}}] * 2

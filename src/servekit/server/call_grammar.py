@@ -10,6 +10,7 @@ from servekit.server.schema import Function
 JSON_OPTIONS: Mapping[str, Any] = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,16}", "lenient": False}
 """A weak model would otherwise write white space for ever."""
 
+_DEFINITIONS = ("$defs", "definitions")
 _ANY = r"/(.|\n)*/"
 
 
@@ -61,13 +62,16 @@ def _rules(form: ToolFormat, functions: Sequence[Function]) -> list[str]:
 
 
 def _object(form: ToolFormat, function: Function) -> str:
-    """Name and arguments in one object, in that order."""
+    """Name and arguments in one object, in that order. References in a schema are to its own root, so that moves."""
+    arguments = function.parameters or {"type": "object"}
+    shared = {key: arguments[key] for key in _DEFINITIONS if key in arguments}
     return _json(
         {
+            **shared,
             "type": "object",
             "properties": {
                 "name": {"const": function.name},
-                form.arguments_key: function.parameters or {"type": "object"},
+                form.arguments_key: {key: value for key, value in arguments.items() if key not in shared},
             },
             "required": ["name", form.arguments_key],
             "additionalProperties": False,
@@ -97,7 +101,7 @@ def _tagged(form: ToolFormat, rule: str, function: Function) -> Iterator[str]:
             texts = " | ".join(json.dumps(str(text)) for text in kind["enum"])
             yield f"{name}: {before} ({texts}) {json.dumps(after)}"
         else:
-            shared = {k: schema[k] for k in ("$defs", "definitions") if k in schema}
+            shared = {k: schema[k] for k in _DEFINITIONS if k in schema}
             value = {**kind, **shared} if isinstance(kind, Mapping) else kind
             yield f"{name}: {before} {name}_json {json.dumps(after)}"
             yield f"{name}_json: {_json(value)}"

@@ -52,7 +52,9 @@ class ChatPlan:
         """The one prompt's token ids."""
         if self.tools is None:
             return [await self._engine.encode_chat(self._messages)]
-        if not self.tools.is_required:
+        if self.tools.is_required:
+            await self._engine.compile_grammar(self.tools.check)
+        else:
             await self._hold_to_schemas(self.tools)
         return [await self._engine.encode_chat(self._messages, self.tools.shown)]
 
@@ -62,9 +64,10 @@ class ChatPlan:
         A keyword that cannot be enforced is no fault where the model is free; a wrong schema is.
         """
         with contextlib.suppress(UnsupportedError):
-            await self._engine.compile_grammar(tools.grammar)
+            await self._engine.compile_grammar(tools.check)
             is_free = self.params.grammar is None and not self.params.ignore_eos and not self.params.min_tokens
             if is_free and tools.can_be_held:
+                await self._engine.compile_grammar(tools.grammar)
                 self.params = replace(self.params, grammar=tools.grammar)
 
     def shape(self, head: AnswerHead, prompts: Sequence[tuple[int, ...]], *, include_usage: bool) -> "ChatShape":

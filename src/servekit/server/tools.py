@@ -1,6 +1,6 @@
 """Which functions a chat may call, and how it is held to that. It must not know how a call is parsed or sent."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,9 +21,8 @@ MAX_TOOLS = 128
 class Tools:
     """The functions of one request that may be called, and whether one must be. Raises InputError, UnsupportedError.
 
-    `shown` is what the template gets. `grammar` holds an answer to calls, or to calls that follow their schemas where
-    it makes any. Where an answer cannot be held to that (not `can_be_held`) it is only compiled, so that a wrong schema
-    is refused.
+    `shown` is what the template gets. `check` compiles if and only if the schemas are right. `grammar` holds an answer
+    to calls, or to calls that follow their schemas where it makes any, if it can be held to that (`can_be_held`).
     """
 
     def __init__(
@@ -40,10 +39,17 @@ class Tools:
             if not self._callable:
                 raise InputError("tool_choice names a function that is not in tools", param="tool_choice")
             self._parallel = False
-        required = required_calls(form, self._callable, parallel=self._parallel)
-        possible = None if self.is_required else possible_calls(form, self._callable)
-        self.can_be_held = self.is_required or possible is not None
-        self.grammar = GrammarSpec("lark", possible or required, "tools")
+        for function in self._callable:
+            _check_references(function.parameters or {})
+        grammar = required_calls(form, self._callable, parallel=self._parallel)
+        # Other styles say less about values than their schemas, and a text of any kind hides a call that cannot be.
+        as_object = form if form.style == "object" else ToolFormat("object", "<", ">")
+        check = grammar if form is as_object else required_calls(as_object, self._callable, parallel=False)
+        self.check = GrammarSpec("lark", check, "tools")
+        if not self.is_required:
+            grammar = possible_calls(form, self._callable) or grammar
+        self.can_be_held = self.is_required or not form.optional_begin
+        self.grammar = GrammarSpec("lark", grammar, "tools")
 
     @property
     def shows_control(self) -> bool:
@@ -88,6 +94,21 @@ def _chosen_name(choice: dict[str, Any]) -> str:
     if choice.get("type") != "function" or not isinstance(name, str):
         raise InputError("a named tool_choice is an object with type and function.name", param="tool_choice")
     return name
+
+
+def _check_references(schema: Mapping[str, Any]) -> None:
+    """Refuse a schema that is a reference to itself: it compiles, and no value satisfies it."""
+    seen, place = set[str](), schema
+    while isinstance(reference := place.get("$ref"), str) and reference.startswith("#/"):
+        if reference in seen:
+            raise InputError("tools: a $ref in a schema leads to itself", param="tools")
+        seen.add(reference)
+        found: Any = schema
+        for key in reference.removeprefix("#/").split("/"):
+            found = found.get(key) if isinstance(found, Mapping) else None
+        if not isinstance(found, Mapping):
+            return
+        place = found
 
 
 def _template_tool(tool: Tool) -> dict[str, Any]:
