@@ -73,7 +73,9 @@ def gaps_of_chat(server: Server) -> list[float]:
         "stream": True,
         "logprobs": True,  # an event for each token, also where its text is held back
     }
-    with server.open(CHAT, body) as wire:
+    with server.wire() as wire:
+        wire.post(CHAT, body)
+        wire.head()
         arrivals = [time.perf_counter() for piece in wire.chunks() if b'"content":[{' in piece]
     return np.diff(arrivals).tolist()
 
