@@ -20,7 +20,7 @@ _ROWS: list[set[str]] = [
     {"kvcalc"},
     {"store"},
     {"engine.core", "engine.spec"},
-    {"engine.output", "engine.device"},
+    {"engine.output", "engine.device", "engine.native"},
     {"engine.batch", "engine.kv_cache"},
     {"engine.attention"},
     {"engine.layers"},
@@ -37,12 +37,23 @@ _ROWS: list[set[str]] = [
         "engine.text",
     },
     {"engine.loop", "engine.generation", "engine.embed_work"},
-    {"engine.engine", "engine.embedder", "engine.embedding_model", "engine.load", "engine.load_embedding"},
+    {
+        "engine.engine",
+        "engine.embedder",
+        "engine.embedding_model",
+        "engine.language_model",
+        "engine.load",
+        "engine.load_embedding",
+        "engine.packed_weights",
+        "engine.resolve",
+    },
     {"server"},
     {"bench"},
     {"cli", "__main__"},
 ]
-_WITHOUT_TORCH = {"", "errors", "units", "config", "kvcalc", "store", "engine.core", "engine.spec", "engine.output"}
+_WITHOUT_TORCH = {"", "errors", "units", "config", "kvcalc", "store", "engine.core", "engine.spec", "engine.output"} | {
+    "engine.native"
+}
 _HEAVY = {"torch", "transformers"}
 
 

@@ -18,10 +18,10 @@ ENV_PREFIX = "SERVEKIT_"
 
 DTypeChoice = Literal["auto", "float32", "bfloat16"]
 KvDTypeChoice = Literal["auto", "float32", "bfloat16"]
-QuantizeChoice = Literal["none"]
+QuantizeChoice = Literal["auto", "none", "int8", "int4"]
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 Scheduling = Literal["continuous", "dynamic", "static"]
-AttentionChoice = Literal["auto", "sdpa", "reference"]
+AttentionChoice = Literal["auto", "native", "sdpa", "reference"]
 
 Bytes = int
 """An int that may be written with a unit, such as 4GiB."""
@@ -34,7 +34,7 @@ class EngineConfig:
     model: str = "demo"
     dtype: DTypeChoice = "auto"
     kv_dtype: KvDTypeChoice = "auto"
-    quantize: QuantizeChoice = "none"
+    quantize: QuantizeChoice = "auto"
     device: DeviceChoice = "auto"
     attention: AttentionChoice = "auto"
     threads: int | None = None

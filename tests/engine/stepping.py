@@ -14,7 +14,7 @@ from servekit.engine.core.scheduler import Scheduler, SchedulerConfig
 from servekit.engine.kv_cache import KvCache
 from servekit.engine.layers.packed import unquantised_format
 from servekit.engine.models.build import build_decoder
-from servekit.engine.models.decoder import Decoder
+from servekit.engine.models.decoder import Decoder, LanguageModel
 from servekit.engine.models.parameters import check_parameters
 from servekit.engine.models.weights import SafetensorsSource, WeightSource
 from servekit.engine.runner import ModelRunner
@@ -64,7 +64,7 @@ def make_cache(spec: DecoderSpec, num_blocks: int, block_size: int, dtype: torch
 class Stepper:
     """A scheduler and a runner in one thread. Keyword arguments go to SchedulerConfig."""
 
-    def __init__(self, decoder: Decoder, **config: Any) -> None:
+    def __init__(self, decoder: LanguageModel, kv_dtype: torch.dtype = torch.float32, **config: Any) -> None:
         settings: dict[str, Any] = {
             "max_num_seqs": 8,
             "max_num_batched_tokens": 256,
@@ -74,7 +74,7 @@ class Stepper:
         }
         self.scheduler = Scheduler(SchedulerConfig(**{**settings, **config}))
         limits = self.scheduler.config
-        cache = make_cache(decoder.spec, limits.num_blocks, limits.block_size)
+        cache = make_cache(decoder.spec, limits.num_blocks, limits.block_size, kv_dtype)
         self.runner = ModelRunner(decoder, cache, Sampler(limits.eos_token_ids), CPU)
         self.num_preempted = 0
         self.outputs: dict[str, list[int]] = {}

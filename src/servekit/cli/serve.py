@@ -114,7 +114,14 @@ def serve(
         str | None,
         typer.Option(help="Compute dtype: auto (measured), float32 or bfloat16. [auto]", rich_help_panel=_ENGINE),
     ] = None,
-    quantize: Annotated[str | None, typer.Option(help="Weight format: none. [none]", rich_help_panel=_ENGINE)] = None,
+    quantize: Annotated[
+        str | None,
+        typer.Option(
+            help="Weights: auto (as the file's own bits and their rounding allow), none, int8 or int4; the last two "
+            "need the CPU kernels. [auto]",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
     max_num_batched_tokens: Annotated[
         int | None,
         typer.Option(help="Token budget of a step; longer prompts come in chunks. [256]", rich_help_panel=_ENGINE),
@@ -164,7 +171,8 @@ def serve(
         ),
     ] = None,
     attention: Annotated[
-        str | None, typer.Option(help="auto, sdpa or reference. [auto]", rich_help_panel=_ENGINE)
+        str | None,
+        typer.Option(help="auto, native (for quantised weights), sdpa or reference. [auto]", rich_help_panel=_ENGINE),
     ] = None,
 ) -> None:
     """Load a model and answer the OpenAI-compatible API on 127.0.0.1.

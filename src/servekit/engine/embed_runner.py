@@ -3,7 +3,8 @@
 It must not know requests, the queue or the API.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from servekit.engine.batch import Batch, IntArray
 from servekit.engine.core.embed_queue import EmbedInput
 from servekit.engine.device.base import Device
 from servekit.engine.device.lazy import LazyResult
+from servekit.engine.native.kernels import Kernels
 from servekit.engine.step import FloatArray
 
 HiddenStates = Callable[[Batch], torch.Tensor]
@@ -21,22 +23,38 @@ Head = Callable[[torch.Tensor, IntArray], torch.Tensor]
 
 
 class ModelEmbedRunner:
-    """Texts -> vectors, by a model and a head."""
+    """Texts -> vectors, by a model and a head.
 
-    def __init__(self, hidden_states: HiddenStates, head: Head, device: Device) -> None:
+    `threads` is how many torch may use during a step, where it has fewer between steps: beside a model whose kernels
+    have threads of their own. None leaves torch as it is. `kernels` are those that the model computes with.
+    """
+
+    def __init__(
+        self,
+        hidden_states: HiddenStates,
+        head: Head,
+        device: Device,
+        threads: int | None = None,
+        kernels: Kernels | None = None,
+    ) -> None:
         self._hidden_states = hidden_states
         self._head = head
         self._device = device
+        self._threads = threads
+        self._kernels = kernels
 
     @torch.inference_mode()
     def embed(self, inputs: Sequence[EmbedInput]) -> LazyResult[FloatArray]:
         """The vectors [n, dim] of n texts, as soon as the device has computed them."""
         batch = self._batch(inputs)
-        vectors = self._head(self._hidden_states(batch), batch.cu_seqlens_q)
+        with _torch_threads(self._threads):
+            vectors = self._head(self._hidden_states(batch), batch.cu_seqlens_q)
         return _OnHost(self._device.fetch(vectors))
 
     def close(self) -> None:
-        """Memory goes with the last reference."""
+        """End the kernels' threads; memory goes with the last reference."""
+        if self._kernels is not None:
+            self._kernels.close()
 
     def _batch(self, inputs: Sequence[EmbedInput]) -> Batch:
         lengths = np.array([len(text.token_ids) for text in inputs], dtype=np.int64)
@@ -64,6 +82,19 @@ class ModelEmbedRunner:
 
     def _tensor(self, values: IntArray) -> torch.Tensor:
         return torch.from_numpy(values).to(self._device.torch_device, non_blocking=True)
+
+
+@contextmanager
+def _torch_threads(count: int | None) -> Iterator[None]:
+    if count is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class _OnHost:

@@ -7,7 +7,8 @@ from servekit.engine.core.request import SampledToken
 from servekit.engine.core.scheduler import ScheduleOutput
 from servekit.engine.device.lazy import LazyResult, Ready
 from servekit.engine.kv_cache import KvCache
-from servekit.engine.models.decoder import Decoder
+from servekit.engine.models.decoder import LanguageModel
+from servekit.engine.native.kernels import Kernels
 from servekit.engine.sampler import Sampler
 from servekit.engine.step import StepTokens
 
@@ -15,13 +16,22 @@ from servekit.engine.step import StepTokens
 class ModelRunner:
     """The Runner over a real model: batch, forward, sample.
 
-    `kv_cache` is public because its size is what the plan promised, and a test holds the two together.
+    `kv_cache` is public because its size is what the plan promised, and a test holds the two together. `kernels` are
+    those that the decoder computes with, if it does not in torch; they are closed when the runner is.
     """
 
-    def __init__(self, decoder: Decoder, kv_cache: KvCache, sampler: Sampler, device: torch.device) -> None:
+    def __init__(
+        self,
+        decoder: LanguageModel,
+        kv_cache: KvCache,
+        sampler: Sampler,
+        device: torch.device,
+        kernels: Kernels | None = None,
+    ) -> None:
         self.kv_cache = kv_cache
         self._decoder = decoder
         self._sampler = sampler
+        self.kernels = kernels
         self._builder = BatchBuilder(kv_cache.block_size, device)
 
     @torch.inference_mode()
@@ -39,4 +49,6 @@ class ModelRunner:
         return Ready(tokens)
 
     def close(self) -> None:
-        """Memory goes with the last reference."""
+        """End the kernels' threads; memory goes with the last reference."""
+        if self.kernels is not None:
+            self.kernels.close()

@@ -5,7 +5,7 @@ stream of magnitude 50 moves in steps of a quarter, and which tokens share a mat
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -17,6 +17,19 @@ from servekit.engine.layers.mlp import GatedMLP
 from servekit.engine.layers.norm import RMSNorm
 from servekit.engine.layers.rope import RotaryTable, rotate
 from servekit.engine.spec.decoder import DecoderSpec
+
+
+class LanguageModel(Protocol):
+    """What computes a step: a Decoder, or one that kernels of our own compute."""
+
+    spec: DecoderSpec
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def forward(self, batch: Batch, cache: KvCache | None) -> torch.Tensor: ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
