@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from servekit.engine.batch import Batch, IntArray
+from servekit.engine.batch import Batch, HostBatch
 from servekit.engine.core.embed_queue import EmbedInput
 from servekit.engine.device.base import Device
-from servekit.engine.device.lazy import LazyResult
+from servekit.engine.device.lazy import LazyResult, Mapped
 from servekit.engine.step import FloatArray
 
 HiddenStates = Callable[[Batch], torch.Tensor]
 """A batch of T tokens -> [T, hidden]."""
-Head = Callable[[torch.Tensor, IntArray], torch.Tensor]
+Head = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """[T, hidden] and where each text begins [S + 1] -> [S, dim] in float32."""
 
 
@@ -31,14 +31,17 @@ class ModelEmbedRunner:
     @torch.inference_mode()
     def embed(self, inputs: Sequence[EmbedInput]) -> LazyResult[FloatArray]:
         """The vectors [n, dim] of n texts, as soon as the device has computed them."""
-        batch = self._batch(inputs)
-        vectors = self._head(self._hidden_states(batch), batch.cu_seqlens_q)
-        return _OnHost(self._device.fetch(vectors))
+        host = self._batch(inputs)
+        batch = host.on(self._device.upload(host.arrays()))
+        assert batch.seq_starts is not None
+        vectors = self._head(self._hidden_states(batch), batch.seq_starts)
+        return Mapped(self._device.fetch(vectors), _as_array)
 
     def close(self) -> None:
         """Memory goes with the last reference."""
 
-    def _batch(self, inputs: Sequence[EmbedInput]) -> Batch:
+    @staticmethod
+    def _batch(inputs: Sequence[EmbedInput]) -> HostBatch:
         lengths = np.array([len(text.token_ids) for text in inputs], dtype=np.int64)
         ends = np.cumsum(lengths)
         num_tokens = int(ends[-1])
@@ -47,36 +50,20 @@ class ModelEmbedRunner:
         types = None
         if any(text.second_start is not None for text in inputs):
             seconds = np.array([len(t.token_ids) if t.second_start is None else t.second_start for t in inputs])
-            types = self._tensor((positions >= np.repeat(seconds, lengths)).astype(np.int64))
-        return Batch(
-            input_ids=self._tensor(input_ids),
-            positions=self._tensor(positions),
-            logits_idx=self._tensor(ends - 1),
+            types = (positions >= np.repeat(seconds, lengths)).astype(np.int64)
+        return HostBatch(
+            input_ids=input_ids,
+            positions=positions,
+            logits_idx=ends - 1,
             slot_mapping=None,
             block_tables=None,
             query_lens=lengths,
             context_lens=lengths,
             block_size=1,
-            num_tokens=num_tokens,
-            num_seqs=len(inputs),
             token_types=types,
         )
 
-    def _tensor(self, values: IntArray) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device.torch_device, non_blocking=True)
 
-
-class _OnHost:
-    """A fetched tensor as an array."""
-
-    def __init__(self, tensor: LazyResult[torch.Tensor]) -> None:
-        self._tensor = tensor
-
-    def ready(self) -> bool:
-        """Whether `get()` would return at once."""
-        return self._tensor.ready()
-
-    def get(self) -> FloatArray:
-        """The values."""
-        array: FloatArray = self._tensor.get().numpy()
-        return array
+def _as_array(tensors: tuple[torch.Tensor, ...]) -> FloatArray:
+    array: FloatArray = tensors[0].numpy()
+    return array

@@ -33,7 +33,6 @@ from servekit.engine.models.weights import SafetensorsSource, WeightSource
 from servekit.engine.output import SamplingDefaults
 from servekit.engine.probe import DTypeProbe, probe_dtypes
 from servekit.engine.runner import ModelRunner
-from servekit.engine.sampler import Sampler
 from servekit.engine.spec.decoder import DecoderSpec
 from servekit.engine.spec.families import read_decoder_spec
 from servekit.engine.spec.json_files import read_json, read_json_if_there
@@ -164,7 +163,14 @@ def load_engine(
     )
     limits = _scheduler_config(config, plan, tokenizer, model.files)
     grammars = Grammars(tokenizer.to_json, spec.vocab_size, tokenizer.eos_token_ids)
-    runner = ModelRunner(decoder, cache, Sampler(tokenizer.eos_token_ids, grammars), device.torch_device)
+    runner = ModelRunner(
+        decoder,
+        cache,
+        device,
+        max_num_seqs=limits.max_num_seqs,
+        eos_token_ids=tokenizer.eos_token_ids,
+        grammars=grammars,
+    )
     engine = Engine(
         model_name=model.files.name,
         scheduler=Scheduler(limits),

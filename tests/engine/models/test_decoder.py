@@ -55,7 +55,7 @@ def test_greedy_equals_transformers_alone_and_however_it_is_scheduled(tiny: Tiny
     prompts = {f"r{length}": _prompt(length) for length in (*_LENGTHS, 33, 90)}
     expected = {name: tiny.greedy(prompt, 24) for name, prompt in prompts.items()}
 
-    def outputs(**config: object) -> tuple[dict[str, list[int]], Stepper]:
+    def outputs(**config: Any) -> tuple[dict[str, list[int]], Stepper]:
         stepper = Stepper(decoder, **config)
         for name, prompt in prompts.items():
             stepper.add(name, prompt, max_tokens=24, ignore_eos=True)
