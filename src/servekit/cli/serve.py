@@ -107,6 +107,32 @@ def serve(
             rich_help_panel=_ENGINE,
         ),
     ] = None,
+    memory_utilization: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of the memory that is free beside weights and a full step, for the KV cache. "
+            "[0.9 on a GPU, 0.25 on a CPU]",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    enforce_eager: Annotated[
+        bool | None,
+        typer.Option(
+            "--enforce-eager",
+            help="On a GPU, launch every step piece by piece instead of capturing graphs.",
+            show_default=False,
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    graph_warmup: Annotated[
+        bool | None,
+        typer.Option(
+            "--graph-warmup",
+            help="On a GPU, capture the graphs of all decoding steps before the server is ready.",
+            show_default=False,
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
     kv_dtype: Annotated[
         str | None, typer.Option(help="auto, float32 or bfloat16. [auto]", rich_help_panel=_ENGINE)
     ] = None,
@@ -164,7 +190,7 @@ def serve(
         ),
     ] = None,
     attention: Annotated[
-        str | None, typer.Option(help="auto, sdpa or reference. [auto]", rich_help_panel=_ENGINE)
+        str | None, typer.Option(help="auto, flash, varlen, triton, sdpa or reference. [auto]", rich_help_panel=_ENGINE)
     ] = None,
 ) -> None:
     """Load a model and answer the OpenAI-compatible API on 127.0.0.1.

@@ -137,13 +137,17 @@ class HostBatch:
             return np.concatenate((array, np.zeros(num, dtype=np.int64)))
 
         tables = self.block_tables
+        if tables is not None and more_seqs:
+            # The longest dummy has its whole table in the null block.
+            more_columns = max(0, -(-int(dummies[-1]) // self.block_size) - tables.shape[1])
+            tables = np.pad(tables, ((0, more_seqs), (0, more_columns)))
         return replace(
             self,
             input_ids=longer_(self.input_ids, more_tokens),
             positions=longer_(self.positions, more_tokens),
             logits_idx=longer_(self.logits_idx, num_seqs - len(self.logits_idx)),
             slot_mapping=longer(self.slot_mapping, more_tokens),
-            block_tables=None if tables is None else np.pad(tables, ((0, more_seqs), (0, 0))),
+            block_tables=tables,
             query_lens=np.concatenate((self.query_lens, dummies)),
             context_lens=np.concatenate((self.context_lens, dummies)),
             token_types=longer(self.token_types, more_tokens),
@@ -160,6 +164,21 @@ class BatchBuilder:
     def __init__(self, block_size: int, *, follows_device: bool = False) -> None:
         self._block_size = block_size
         self._follows_device = follows_device
+
+    def nothing(self) -> HostBatch:
+        """A batch of no sequences, to be padded."""
+        none = np.zeros(0, dtype=np.int64)
+        return HostBatch(
+            input_ids=none,
+            positions=none,
+            logits_idx=none,
+            slot_mapping=none,
+            block_tables=np.zeros((0, 1), dtype=np.int64),
+            query_lens=none,
+            context_lens=none,
+            block_size=self._block_size,
+            token_sources=none if self._follows_device else None,
+        )
 
     def build(self, output: ScheduleOutput) -> HostBatch:
         """The batch of one step, in the scheduler's order."""

@@ -12,6 +12,7 @@ from servekit.engine.batch import Batch, HostBatch
 from servekit.engine.core.embed_queue import EmbedInput
 from servekit.engine.device.base import Device
 from servekit.engine.device.lazy import LazyResult, Mapped
+from servekit.engine.graphs import GraphCache
 from servekit.engine.step import FloatArray
 
 HiddenStates = Callable[[Batch], torch.Tensor]
@@ -23,19 +24,33 @@ Head = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class ModelEmbedRunner:
     """Texts -> vectors, by a model and a head."""
 
-    def __init__(self, hidden_states: HiddenStates, head: Head, device: Device) -> None:
+    def __init__(
+        self, hidden_states: HiddenStates, head: Head, device: Device, graphs: GraphCache | None = None
+    ) -> None:
         self._hidden_states = hidden_states
         self._head = head
         self._device = device
+        self._graphs = graphs
 
     @torch.inference_mode()
     def embed(self, inputs: Sequence[EmbedInput]) -> LazyResult[FloatArray]:
         """The vectors [n, dim] of n texts, as soon as the device has computed them."""
         host = self._batch(inputs)
-        batch = host.on(self._device.upload(host.arrays()))
-        assert batch.seq_starts is not None
-        vectors = self._head(self._hidden_states(batch), batch.seq_starts)
+        key = self._graphs.key("embed", host) if self._graphs is not None else None
+        if key is not None:
+            host = host.padded(key.num_tokens, key.num_seqs)
+        tensors = self._device.upload(host.arrays())
+        if key is None:
+            vectors = self._compute(host.on(tensors))
+        else:
+            assert self._graphs is not None
+            vectors = self._graphs.run(key, host, tensors, self._compute)[: len(inputs)]
         return Mapped(self._device.fetch(vectors), _as_array)
+
+    def _compute(self, batch: Batch) -> torch.Tensor:
+        """What a graph records."""
+        assert batch.seq_starts is not None
+        return self._head(self._hidden_states(batch), batch.seq_starts)
 
     def close(self) -> None:
         """Memory goes with the last reference."""

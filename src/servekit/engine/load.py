@@ -24,8 +24,10 @@ from servekit.engine.device.select import select_device
 from servekit.engine.embedding_model import BuiltEmbedder, OpenEmbedder, build_embedder
 from servekit.engine.engine import Engine
 from servekit.engine.grammar import Grammars
+from servekit.engine.graphs import GraphCache, plan_graphs
 from servekit.engine.kv_cache import KvCache
 from servekit.engine.layers.packed import unquantised_format
+from servekit.engine.memory_profile import full_step_memory
 from servekit.engine.models.build import Progress, attention_shapes, build_decoder
 from servekit.engine.models.gguf import GgufSource
 from servekit.engine.models.parameters import check_parameters, expected_parameters
@@ -91,6 +93,7 @@ class LoadedEngine:
             "config": {**asdict(self.config), "model": self.engine.model_name},
             "reasons": dict(self.reasons),
             "kv": kv,
+            "graphs": {**asdict(self.runner.graph_stats()), "failure": self.runner.graph_failure},
             "embedding": None if self.embedding is None else self.embedding.props(),
             "sampling_defaults": asdict(self.engine.defaults),
             "model_config": dict(self.model_config),
@@ -149,7 +152,11 @@ def load_engine(
     model.source.close()
     built = None if embedder is None else build_embedder(embedder, config, device, None)
 
-    config, memory_reasons = _resolve_memory(config, device, backend, model.shape)
+    step_memory = full_step_memory(decoder, device, num_tokens=config.max_num_batched_tokens or 1, config=config)
+    graph_memory, reasons["graphs"] = plan_graphs(
+        device, backend, enforce_eager=config.enforce_eager, must_have=config.graph_warmup
+    )
+    config, memory_reasons = _resolve_memory(config, device, backend, model.shape, step_memory + graph_memory)
     reasons |= memory_reasons
     plan = _plan(config, model.shape)
     cache = KvCache(
@@ -163,6 +170,15 @@ def load_engine(
     )
     limits = _scheduler_config(config, plan, tokenizer, model.files)
     grammars = Grammars(tokenizer.to_json, spec.vocab_size, tokenizer.eos_token_ids)
+    graphs = None
+    if graph_memory:
+        graphs = GraphCache(
+            device,
+            memory=graph_memory,
+            max_num_seqs=limits.max_num_seqs,
+            max_context_len=plan.max_model_len,
+            max_blocks=-(-plan.max_model_len // plan.block_size),
+        )
     runner = ModelRunner(
         decoder,
         cache,
@@ -170,7 +186,10 @@ def load_engine(
         max_num_seqs=limits.max_num_seqs,
         eos_token_ids=tokenizer.eos_token_ids,
         grammars=grammars,
+        graphs=graphs,
     )
+    if config.graph_warmup:
+        runner.warm_up()
     engine = Engine(
         model_name=model.files.name,
         scheduler=Scheduler(limits),
@@ -232,7 +251,7 @@ def resolve_on_device(config: EngineConfig, device: Device, context: int) -> tup
 
 
 def _resolve_memory(
-    config: EngineConfig, device: Device, backend: AttentionBackend[Any], shape: ModelShape
+    config: EngineConfig, device: Device, backend: AttentionBackend[Any], shape: ModelShape, reserved: int
 ) -> tuple[EngineConfig, Reasons]:
     block_size = config.block_size
     if block_size is not None and block_size % backend.block_size_multiple:
@@ -242,8 +261,8 @@ def _resolve_memory(
             param="block_size",
         )
     facts = MemoryFacts(
-        free=device.free_memory(),
-        share=device.kv_share,
+        free=max(0, device.free_memory() - reserved),
+        share=config.memory_utilization or device.kv_share,
         bytes_per_token=kv_block_bytes(shape, block_size=1, kv_dtype=config.kv_dtype),
         block_size=backend.default_block_size,
     )

@@ -18,7 +18,7 @@ from servekit.engine.core.scheduler import ScheduledSequence, ScheduleOutput, Sc
 from servekit.engine.core.sequence import Sequence, SequenceStatus
 from servekit.engine.device.lazy import LazyResult
 from servekit.engine.embed_work import EmbedStats, EmbedWork
-from servekit.engine.step import Runner, StepTokens
+from servekit.engine.step import GraphStats, Runner, StepTokens
 
 log = logging.getLogger("servekit.engine")
 
@@ -125,6 +125,7 @@ class LoopStats:
     decode_step_seconds: float
     prefill_token_seconds: float
     embedding: EmbedStats
+    graphs: GraphStats
 
 
 class EngineLoop:
@@ -374,6 +375,7 @@ class EngineLoop:
             decode_step_seconds=self._decode_step_seconds,
             prefill_token_seconds=self._prefill_token_seconds,
             embedding=EmbedStats() if self._embeddings is None else self._embeddings.stats(),
+            graphs=self._runner.graph_stats(),
         )
 
 

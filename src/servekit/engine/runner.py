@@ -5,18 +5,19 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from servekit.engine.batch import Batch, BatchBuilder
+from servekit.engine.batch import Batch, BatchBuilder, HostBatch
 from servekit.engine.core.request import SampledToken
 from servekit.engine.core.scheduler import ScheduledSequence, ScheduleOutput
 from servekit.engine.core.sequence import Sequence
 from servekit.engine.device.base import Device
 from servekit.engine.device.lazy import LazyResult, Mapped, Ready
+from servekit.engine.graphs import GraphCache, GraphKey
 from servekit.engine.kv_cache import KvCache
 from servekit.engine.last_tokens import LastTokens
 from servekit.engine.models.decoder import Decoder
 from servekit.engine.sampler import choose, log_probabilities, read
 from servekit.engine.sampling_plan import Draw, SamplingPlan, plan_sampling
-from servekit.engine.step import AllowedTokens, StepTokens
+from servekit.engine.step import AllowedTokens, GraphStats, StepTokens
 
 
 class ModelRunner:
@@ -36,12 +37,14 @@ class ModelRunner:
         max_num_seqs: int,
         eos_token_ids: frozenset[int] = frozenset(),
         grammars: AllowedTokens | None = None,
+        graphs: GraphCache | None = None,
     ) -> None:
         self.kv_cache = kv_cache
         self._decoder = decoder
         self._device = device
         self._eos_token_ids = eos_token_ids
         self._grammars = grammars
+        self._graphs = graphs
         self._builder = BatchBuilder(kv_cache.block_size, follows_device=device.is_queued)
         self._last_tokens = LastTokens(max_num_seqs, device.torch_device) if device.is_queued else None
         self._last_step: tuple[list[Sequence], LazyResult[list[SampledToken]]] = ([], Ready([]))
@@ -57,25 +60,63 @@ class ModelRunner:
         host = self._builder.build(output)
         sampled = [item for item in output.scheduled if item.needs_sample]
         plan = plan_sampling([_draw_of(item) for item in sampled], self._eos_token_ids)
+        key = self._graphs.key("text", host) if self._graphs is not None and sampled else None
+        if key is not None:
+            host = host.padded(key.num_tokens, key.num_seqs)
         batch_arrays, plan_arrays = host.arrays(), plan.arrays()
         slots = [] if self._last_tokens is None else LastTokens.arrays(plan)
         tensors = self._device.upload([*batch_arrays, *plan_arrays, *slots])
         num = len(batch_arrays)
-        logits = self._logits(host.on(tensors[:num]), has_samples=bool(sampled))
+        logits = self._logits(key, host, tensors[:num], num_rows=len(sampled))
         if logits is None:
             return Ready([None] * len(output.scheduled))
         result = self._choose(logits, plan, iter(tensors[num:]))
         self._last_step = ([item.seq for item in sampled], result)
         return Mapped(result, lambda chosen: _spread(output, chosen))
 
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Record every size of a decoding step now, on dummies, so that none is recorded while somebody waits."""
+        if self._graphs is None:
+            return
+        for key in self._graphs.decode_keys():
+            host = self._builder.nothing().padded(key.num_tokens, key.num_seqs)
+            for _ in range(2):
+                self._graphs.run(key, host, self._device.upload(host.arrays()), self._compute)
+
+    def graph_stats(self) -> GraphStats:
+        """What became of the steps."""
+        return GraphStats() if self._graphs is None else self._graphs.stats()
+
+    @property
+    def graph_failure(self) -> str | None:
+        """Why the last step that could not be recorded was not."""
+        return None if self._graphs is None else self._graphs.failure
+
     def close(self) -> None:
         """Memory goes with the last reference."""
 
-    def _logits(self, batch: Batch, *, has_samples: bool) -> torch.Tensor | None:
+    def _logits(
+        self, key: GraphKey | None, host: HostBatch, tensors: list[torch.Tensor], num_rows: int
+    ) -> torch.Tensor | None:
+        """The scores [num_rows, vocab] of the sequences that get a token; None when none does."""
+        if key is not None:
+            assert self._graphs is not None
+            return self._graphs.run(key, host, tensors, self._compute)[:num_rows]
+        batch = host.on(tensors)
+        if num_rows:
+            return self._compute(batch)
+        self._forward(batch)
+        return None
+
+    def _compute(self, batch: Batch) -> torch.Tensor:
+        """What a graph records."""
+        return self._decoder.logits(self._forward(batch)[batch.logits_idx])
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
         if self._last_tokens is not None:
             batch = self._last_tokens.fill_in(batch)
-        hidden = self._decoder.forward(batch, self.kv_cache)
-        return self._decoder.logits(hidden[batch.logits_idx]) if has_samples else None
+        return self._decoder.forward(batch, self.kv_cache)
 
     def _choose(
         self, logits: torch.Tensor, plan: SamplingPlan, tensors: Iterator[torch.Tensor]

@@ -5,6 +5,7 @@ It imports no torch, so that the loop, the facade and the server run in tests wi
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +19,24 @@ from servekit.engine.device.lazy import LazyResult, Ready
 
 StepTokens = Seq[SampledToken | None]
 """One entry for each scheduled sequence; None where its prefill is not finished yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphStats:
+    """What became of steps where a device can record them. All but `graphs` and `bytes` count from the start.
+
+    `warm_ups` ran piece by piece on the padded batch, `eager` as they were, `replays` as one recorded piece.
+    """
+
+    graphs: int = 0
+    bytes: int = 0
+    captures: int = 0
+    capture_seconds: float = 0.0
+    replays: int = 0
+    warm_ups: int = 0
+    eager: int = 0
+    failures: int = 0
+    evictions: int = 0
 
 
 class AllowedTokens(Protocol):
@@ -37,6 +56,8 @@ class Runner(Protocol):
 
     @property
     def steps_ahead(self) -> int: ...
+
+    def graph_stats(self) -> GraphStats: ...
 
     def step(self, output: ScheduleOutput) -> LazyResult[StepTokens]: ...
 
@@ -67,6 +88,10 @@ class FakeRunner:
             index = scheduled.end - seq.num_prompt_tokens
             tokens.append(SampledToken(prompt[index % len(prompt)]) if scheduled.needs_sample else None)
         return Ready(tokens)
+
+    def graph_stats(self) -> GraphStats:
+        """Nothing is recorded."""
+        return GraphStats()
 
     def close(self) -> None:
         """Nothing is held."""
@@ -113,6 +138,10 @@ class NoRunner:
     def step(self, output: ScheduleOutput) -> LazyResult[StepTokens]:
         """Never called."""
         raise AssertionError("there is no model that could compute a step")
+
+    def graph_stats(self) -> GraphStats:
+        """Nothing is recorded."""
+        return GraphStats()
 
     def close(self) -> None:
         """Nothing is held."""

@@ -1,5 +1,7 @@
 """Every family equals transformers: logits in one piece, and greedy tokens however the work is cut up."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch

@@ -14,7 +14,13 @@ from servekit.engine.device.lazy import LazyResult, Ready
 
 
 class CapturedGraph(Protocol):
-    """Work that was recorded once and can be launched again as one piece, on the same memory."""
+    """Work that was recorded once and can be launched again as one piece, on the same memory.
+
+    `num_bytes` is what the recording took from the device.
+    """
+
+    @property
+    def num_bytes(self) -> int: ...
 
     def replay(self) -> None: ...
 
@@ -66,6 +72,10 @@ class Device(ABC):
     def fetch(self, *tensors: torch.Tensor) -> LazyResult[tuple[torch.Tensor, ...]]:
         """`tensors` on the host, as soon as the device has computed them. On the host itself they are there already."""
         return Ready(tensors)
+
+    def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory that stays where it is, for graphs to read and write. What it holds at first is anybody's guess."""
+        return torch.empty(shape, dtype=dtype, device=self.torch_device)
 
     def capture(self, compute: Callable[[], None]) -> CapturedGraph:
         """Record what `compute` launches, without running it. Raises CaptureError where that cannot be done."""

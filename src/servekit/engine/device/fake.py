@@ -37,7 +37,7 @@ class FakeRecord:
 class FakeCuda(Device):
     """A Device whose tensors lie on the host. Each entry of `fail_captures` makes one more capture fail with its text.
 
-    `memory` is what is free; `work_memory` what `peak_memory` says any work needs.
+    `memory` is what is free; `work_memory` what `peak_memory` says any work needs; `graph_memory` what a graph takes.
     """
 
     kind: Literal["cpu", "cuda"] = "cuda"
@@ -45,11 +45,12 @@ class FakeCuda(Device):
     default_batched_tokens = 256
     is_queued = True
 
-    def __init__(self, *, memory: int = 2**28, work_memory: int = 2**20) -> None:
+    def __init__(self, *, memory: int = 2**28, work_memory: int = 2**20, graph_memory: int = 2**20) -> None:
         self.record = FakeRecord()
         self.fail_captures: list[str] = []
         self._memory = memory
         self._work_memory = work_memory
+        self._graph_memory = graph_memory
 
     @property
     def torch_device(self) -> torch.device:
@@ -98,6 +99,10 @@ class FakeCuda(Device):
 
         return Deferred(lambda: False, wait, lambda: hosts)
 
+    def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Poison, so that whoever reads what nobody wrote is found out."""
+        return poison_(super().buffer(shape, dtype))
+
     def capture(self, compute: Callable[[], None]) -> CapturedGraph:
         """Keep `compute`; nothing is run before it is replayed. Raises what the next of `fail_captures` says."""
         if self.fail_captures:
@@ -105,13 +110,14 @@ class FakeCuda(Device):
         number = self.record.captures
         self.record.captures += 1
         self.record.events.append(f"capture {number}")
-        return _FakeGraph(self.record, number, compute)
+        return _FakeGraph(self.record, number, compute, self._graph_memory)
 
 
 class _FakeGraph:
     """A recorded computation."""
 
-    def __init__(self, record: FakeRecord, number: int, compute: Callable[[], None]) -> None:
+    def __init__(self, record: FakeRecord, number: int, compute: Callable[[], None], num_bytes: int) -> None:
+        self.num_bytes = num_bytes
         self._record = record
         self._number = number
         self._compute = compute

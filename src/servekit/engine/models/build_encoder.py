@@ -29,6 +29,7 @@ def encoder_attention_shapes(spec: EncoderSpec) -> list[AttentionShape]:
             scale=spec.head_dim**-0.5,
             window=window,
             causal=False,
+            has_bias=bool(spec.num_relative_buckets),
         )
         for window in spec.windows
     ]
