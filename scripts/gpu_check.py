@@ -413,7 +413,7 @@ def measure_decode(report: Report, name: str, bench: Bench, ceilings: Ceilings) 
     for batch in bench.sizes.batches:
         if report.time_is_up:
             return
-        seconds: dict[str, float] = {}
+        seconds: dict[str, Any] = {}
         for kind in ("graphs", "eager"):
             if kind == "eager" and batch not in (1, 16, 64):
                 continue

@@ -35,7 +35,7 @@ class ModelEmbedRunner:
     @torch.inference_mode()
     def embed(self, inputs: Sequence[EmbedInput]) -> LazyResult[FloatArray]:
         """The vectors [n, dim] of n texts, as soon as the device has computed them."""
-        host = self._batch(inputs)
+        host = self._batch(inputs, always_types=self._graphs is not None)
         key = self._graphs.key("embed", host) if self._graphs is not None else None
         if key is not None:
             host = host.padded(key.num_tokens, key.num_seqs)
@@ -56,14 +56,15 @@ class ModelEmbedRunner:
         """Memory goes with the last reference."""
 
     @staticmethod
-    def _batch(inputs: Sequence[EmbedInput]) -> HostBatch:
+    def _batch(inputs: Sequence[EmbedInput], *, always_types: bool) -> HostBatch:
+        """`always_types`: a recorded step reads types whether a batch has pairs or not."""
         lengths = np.array([len(text.token_ids) for text in inputs], dtype=np.int64)
         ends = np.cumsum(lengths)
         num_tokens = int(ends[-1])
         input_ids = np.fromiter((i for text in inputs for i in text.token_ids), np.int64, num_tokens)
         positions = np.arange(num_tokens) - np.repeat(ends - lengths, lengths)
         types = None
-        if any(text.second_start is not None for text in inputs):
+        if always_types or any(text.second_start is not None for text in inputs):
             seconds = np.array([len(t.token_ids) if t.second_start is None else t.second_start for t in inputs])
             types = (positions >= np.repeat(seconds, lengths)).astype(np.int64)
         return HostBatch(

@@ -13,6 +13,7 @@ from servekit.engine.attention.select import select_attention
 from servekit.engine.device.base import Device
 from servekit.engine.embed_runner import Head, HiddenStates, ModelEmbedRunner
 from servekit.engine.embedder import Embedder
+from servekit.engine.graphs import GraphCache, plan_graphs
 from servekit.engine.layers.packed import unquantised_format
 from servekit.engine.models.build import attention_shapes, build_decoder
 from servekit.engine.models.build_encoder import build_classifier, build_encoder, encoder_attention_shapes
@@ -50,13 +51,14 @@ class OpenEmbedder:
 
 @dataclass(frozen=True, slots=True)
 class BuiltEmbedder:
-    """An embedder with its weights, and what was decided on the way."""
+    """An embedder with its weights, and what was decided on the way. `graph_memory` is what its graphs may take."""
 
     embedder: Embedder
     opened: OpenEmbedder
     dtype: str
     attention: str
     weights_bytes: int
+    graph_memory: int = 0
 
     @property
     def num_parameters(self) -> int:
@@ -126,6 +128,10 @@ def build_embedder(opened: OpenEmbedder, config: EngineConfig, device: Device, m
     )
     backend, why = select_attention(config.attention, shapes, dtype, torch_device)
     linear, _ = unquantised_format(dtype, torch_device)
+    graph_memory, _ = plan_graphs(device, backend, enforce_eager=config.enforce_eager, must_have=False)
+    graphs = None
+    if graph_memory:
+        graphs = GraphCache(device, memory=graph_memory, max_num_seqs=1, max_context_len=limit)
     shared: dict[str, Any] = {"linear": linear, "dtype": dtype, "device": torch_device}
     hidden_states: HiddenStates
     head: Head
@@ -154,7 +160,7 @@ def build_embedder(opened: OpenEmbedder, config: EngineConfig, device: Device, m
     embedder = Embedder(
         model_name=opened.files.name,
         encoder=encoder_of_texts,
-        runner=ModelEmbedRunner(hidden_states, head, device),
+        runner=ModelEmbedRunner(hidden_states, head, device, graphs),
         spec=opened.embedding,
         vocab_size=spec.vocab_size,
         max_tokens=limit,
@@ -162,7 +168,7 @@ def build_embedder(opened: OpenEmbedder, config: EngineConfig, device: Device, m
         any_size=config.matryoshka,
         queue_limit=config.queue_limit,
     )
-    return BuiltEmbedder(embedder, opened, config.dtype, why, nbytes)
+    return BuiltEmbedder(embedder, opened, config.dtype, why, nbytes, graph_memory)
 
 
 def _max_tokens(files: LocalModel, spec: EncoderSpec | DecoderSpec, embedding: EmbeddingSpec | None) -> int:

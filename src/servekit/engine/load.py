@@ -156,7 +156,8 @@ def load_engine(
     graph_memory, reasons["graphs"] = plan_graphs(
         device, backend, enforce_eager=config.enforce_eager, must_have=config.graph_warmup
     )
-    config, memory_reasons = _resolve_memory(config, device, backend, model.shape, step_memory + graph_memory)
+    reserved = step_memory + graph_memory + (0 if built is None else built.graph_memory)
+    config, memory_reasons = _resolve_memory(config, device, backend, model.shape, reserved)
     reasons |= memory_reasons
     plan = _plan(config, model.shape)
     cache = KvCache(
