@@ -18,7 +18,7 @@ ENV_PREFIX = "SERVEKIT_"
 
 DTypeChoice = Literal["auto", "float32", "bfloat16"]
 KvDTypeChoice = Literal["auto", "float32", "bfloat16"]
-QuantizeChoice = Literal["none"]
+QuantizeChoice = Literal["none", "int8", "fp8"]
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 Scheduling = Literal["continuous", "dynamic", "static"]
 AttentionChoice = Literal["auto", "flash", "varlen", "triton", "sdpa", "reference"]

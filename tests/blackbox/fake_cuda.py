@@ -3,8 +3,6 @@
 SERVEKIT_TEST_DEVICE=fake-cuda pytest tests/blackbox tests/server
 """
 
-import sys
-
 from servekit.engine.device.fake import FakeCuda
 
 
@@ -22,11 +20,11 @@ def main() -> None:
     for module in (load, load_embedding):
         module.select_device = lambda choice: (FakeCuda(memory=2**30), "for tests")  # type: ignore[attr-defined]
     others = select.attention_backends()
-    select.attention_backends = lambda: {**others, "sdpa": Sdpa}  # type: ignore[assignment]
+    select.attention_backends = lambda: {**others, "sdpa": Sdpa}
     from servekit.cli.main import main as command
 
     command()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -76,6 +76,9 @@ def test_behind_the_end_of_an_answer_everything_may_come(grammars: Grammars) -> 
     grammars.compile(REGEX)
     seq = sequence(REGEX, "ac")
     assert grammars.allowed([seq], {seq: EOS}).all()
+    # Behind the last token that the grammar has, but before the end, only the end may come.
+    seq = sequence(REGEX, "a")
+    assert grammars.allowed([seq], {seq: ord("c")})[0].nonzero()[0].tolist() == [EOS]
 
 
 def test_a_token_that_was_not_allowed_fails_its_request(grammars: Grammars) -> None:

@@ -140,7 +140,9 @@ def serve(
         str | None,
         typer.Option(help="Compute dtype: auto (measured), float32 or bfloat16. [auto]", rich_help_panel=_ENGINE),
     ] = None,
-    quantize: Annotated[str | None, typer.Option(help="Weight format: none. [none]", rich_help_panel=_ENGINE)] = None,
+    quantize: Annotated[
+        str | None, typer.Option(help="Weight format: none, int8 or fp8. [none]", rich_help_panel=_ENGINE)
+    ] = None,
     max_num_batched_tokens: Annotated[
         int | None,
         typer.Option(help="Token budget of a step; longer prompts come in chunks. [256]", rich_help_panel=_ENGINE),

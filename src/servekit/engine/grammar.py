@@ -116,10 +116,10 @@ class Grammars:
             del self._states[seq], self._num_consumed[seq]
         masks = np.zeros((len(seqs), (self._vocab_size + 31) // 32), dtype=np.int32)
         for row, seq in enumerate(seqs):
-            matcher = self._caught_up(seq, pending.get(seq))
-            if seq in pending and matcher.is_stopped():
+            if pending.get(seq) in self._eos_token_ids:
                 masks[row] = -1
                 continue
+            matcher = self._caught_up(seq, pending.get(seq))
             fill_next_token_bitmask(matcher, masks, row)
             if matcher.is_error():
                 raise EngineError(f"the grammar could not be followed: {matcher.get_error()[:MAX_ERROR_CHARS]}")

@@ -27,6 +27,7 @@ from servekit.engine.grammar import Grammars
 from servekit.engine.graphs import GraphCache, plan_graphs
 from servekit.engine.kv_cache import KvCache
 from servekit.engine.layers.packed import unquantised_format
+from servekit.engine.layers.scaled import scaled_format
 from servekit.engine.memory_profile import full_step_memory
 from servekit.engine.models.build import Progress, attention_shapes, build_decoder
 from servekit.engine.models.gguf import GgufSource
@@ -134,7 +135,10 @@ def load_engine(
     backend, reasons["attention"] = select_attention(
         config.attention, attention_shapes(spec), dtype, device.torch_device
     )
-    linear, reasons["linear"] = unquantised_format(dtype, device.torch_device)
+    if config.quantize == "none":
+        linear, reasons["linear"] = unquantised_format(dtype, device.torch_device)
+    else:
+        linear, reasons["linear"] = scaled_format(config.quantize, dtype, device.torch_device)
     tokenizer = Tokenizer.from_directory(model.files.directory)
     if tokenizer.vocab_size > spec.vocab_size:
         raise ModelError(f"the tokenizer has {tokenizer.vocab_size} tokens, but the model only {spec.vocab_size}")
