@@ -17,6 +17,8 @@ _TILE_KEYS = 64
 _TILE_ROWS = 64
 _LEAST_ROWS = 16
 """The smallest tile of the matrix units."""
+_LAUNCH = {"num_warps": 4, "num_stages": 2}
+"""Two tiles of keys and values of the largest heads fit into the shared memory of every GPU of Ampere or newer."""
 PROGRAMS_WANTED = 264
 """Two for each multiprocessor of a large GPU."""
 
@@ -109,6 +111,7 @@ class TritonAttention(AttentionBackend[PagedPlan]):
             causal=shape.causal,
             window=shape.window or 0,
             softcap=shape.softcap or 0.0,
+            **_LAUNCH,
         )
         return out
 
@@ -152,6 +155,7 @@ class TritonAttention(AttentionBackend[PagedPlan]):
             num_splits=splits,
             window=shape.window or 0,
             softcap=shape.softcap or 0.0,
+            **_LAUNCH,
         )
         self._kernels.merge_parts[(num_seqs, shape.num_heads)](
             out,
