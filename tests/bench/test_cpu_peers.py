@@ -1,13 +1,17 @@
 """The benchmark against CPU peers: its rates, its tables, and which systems it names as missing."""
 
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 from benchmarks.cpu_peers.server_table import ServerOutcome, add, render_servers
-from benchmarks.cpu_peers.steps import decode_point, prefill_point, random_prompts
+from benchmarks.cpu_peers.steps import Line, Point, decode_point, prefill_point, random_prompts
 from benchmarks.cpu_peers.systems import LLAMA_FORMATS, PeersFolder, System, all_systems, select
 from benchmarks.cpu_peers.table import Outcome, Spread, ratios, render, to_json
 from benchmarks.cpu_peers.worker import Run
+from benchmarks.cpu_vs_peers import competing
 
 from servekit.bench import result
 
@@ -96,6 +100,31 @@ def test_json_keeps_the_values_behind_a_median() -> None:
         "prefill 512": {"median": 1000, "low": 900, "high": 1300, "values": [900, 1000, 1300]}
     }
     assert (found["name"], found["status"], found["peak_bytes"]) == ("servekit int8", None, 300 * 2**20)
+
+
+class FakeLine:
+    """A Line whose systems halve their rate when the values are marked; one of them failed before."""
+
+    def __init__(self) -> None:
+        self.outcomes = [Outcome("servekit int4", "ours"), Outcome("llama.cpp F16", "peer", status="ended")]
+
+    def warm_up(self, points: Sequence[Point]) -> None:
+        """Nothing to warm."""
+
+    def measure(self, points: Sequence[Point], round_: int, suffix: str = "") -> None:
+        """100, 101, ... tokens/s, or half of that."""
+        for point in points:
+            rate = (100.0 + round_) / (2 if suffix else 1)
+            self.outcomes[0].rates.setdefault(point.name + suffix, []).append(rate)
+
+
+def test_beside_a_busy_process_the_share_of_the_undisturbed_rate_counts() -> None:
+    found, text = competing(cast(Line, FakeLine()), argparse.Namespace(rounds=3, quick=True))
+
+    assert found["shares"] == {"servekit int4": 0.5}
+    assert found["systems"][0]["tokens_per_s"]["decode 16"]["values"] == [100.0, 101.0, 102.0]
+    assert "llama.cpp F16           ended" in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def summary(value: float) -> result.Summary:
