@@ -24,9 +24,10 @@ lint: $(VENV)/.linted
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
+$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt $(wildcard src/servekit/engine/native/csrc/*)
 	@echo "installing servekit and torch into $(VENV): about a minute, longer where torch is downloaded"
 	@$(PIP) install --quiet --progress-bar off --constraint constraints.txt --editable .
+	@$(BIN)/python -m servekit.engine.native.library
 	@touch $@
 
 $(VENV)/.tested: $(VENV)/.installed
@@ -39,3 +40,4 @@ $(VENV)/.linted: $(VENV)/.tested
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f src/servekit/engine/native/_kernels*

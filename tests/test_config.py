@@ -43,7 +43,7 @@ def test_environment_values_get_their_fields_type(variable: str, text: str, name
     ("flags", "message"),
     [
         ({"dtype": "float16"}, "--dtype: 'float16' is not one of auto, float32, bfloat16"),
-        ({"quantize": "int8"}, "--quantize: 'int8' is not one of none"),
+        ({"quantize": "int3"}, "--quantize: 'int3' is not one of auto, none, int8, int4, fp8"),
         ({"parallel": 0}, "--parallel must be at least 1, not 0"),
         ({"kv_memory": "lots"}, "--kv-memory: 'lots' is not a size"),
         ({"port": 70000}, "--port must be from 0 to 65535, not 70000"),

@@ -20,7 +20,7 @@ _ROWS: list[set[str]] = [
     {"kvcalc"},
     {"store"},
     {"engine.core", "engine.spec"},
-    {"engine.output", "engine.device"},
+    {"engine.output", "engine.device", "engine.native"},
     {"engine.batch", "engine.kv_cache"},
     {"engine.attention"},
     {"engine.layers"},
@@ -31,19 +31,35 @@ _ROWS: list[set[str]] = [
         "engine.embed_split",
         "engine.probe",
         "engine.grammar",
+        "engine.graphs",
+        "engine.last_tokens",
+        "engine.memory_profile",
+        "engine.native_pick",
         "engine.penalties",
         "engine.runner",
         "engine.sampler",
+        "engine.sampling_plan",
         "engine.step",
         "engine.text",
     },
     {"engine.loop", "engine.generation", "engine.embed_work"},
-    {"engine.engine", "engine.embedder", "engine.embedding_model", "engine.load", "engine.load_embedding"},
+    {
+        "engine.engine",
+        "engine.embedder",
+        "engine.embedding_model",
+        "engine.language_model",
+        "engine.load",
+        "engine.load_embedding",
+        "engine.packed_weights",
+        "engine.resolve",
+    },
     {"server"},
     {"bench"},
     {"cli", "__main__"},
 ]
-_WITHOUT_TORCH = {"", "errors", "units", "config", "kvcalc", "store", "engine.core", "engine.spec", "engine.output"}
+_WITHOUT_TORCH = {"", "errors", "units", "config", "kvcalc", "store", "engine.core", "engine.spec", "engine.output"} | {
+    "engine.native"
+}
 _HEAVY = {"torch", "transformers"}
 
 
@@ -97,7 +113,7 @@ def test_host_logic_imports_no_torch(module: str) -> None:
 def test_only_the_cuda_files_name_cuda() -> None:
     """One seam for each hardware difference."""
     named = {m for m, path in _MODULES.items() if "torch.cuda" in path.read_text(encoding="utf-8")}
-    assert named <= {"engine.device.cuda", "engine.device.select"}
+    assert named <= {"engine.device.cuda", "engine.device.select", "engine.attention.paged"}
 
 
 @pytest.mark.parametrize("arguments", [["-c", "import servekit"], ["--help"], ["kv", "--help"], ["serve", "--help"]])

@@ -18,10 +18,10 @@ ENV_PREFIX = "SERVEKIT_"
 
 DTypeChoice = Literal["auto", "float32", "bfloat16"]
 KvDTypeChoice = Literal["auto", "float32", "bfloat16"]
-QuantizeChoice = Literal["none"]
+QuantizeChoice = Literal["auto", "none", "int8", "int4", "fp8"]
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 Scheduling = Literal["continuous", "dynamic", "static"]
-AttentionChoice = Literal["auto", "sdpa", "reference"]
+AttentionChoice = Literal["auto", "native", "flash", "varlen", "triton", "sdpa", "reference"]
 
 Bytes = int
 """An int that may be written with a unit, such as 4GiB."""
@@ -34,12 +34,13 @@ class EngineConfig:
     model: str = "demo"
     dtype: DTypeChoice = "auto"
     kv_dtype: KvDTypeChoice = "auto"
-    quantize: QuantizeChoice = "none"
+    quantize: QuantizeChoice = "auto"
     device: DeviceChoice = "auto"
     attention: AttentionChoice = "auto"
     threads: int | None = None
     max_model_len: int | None = None
     kv_memory: Bytes | None = None
+    memory_utilization: float | None = None
     block_size: int | None = None
     parallel: int = 16
     max_num_batched_tokens: int | None = None
@@ -47,6 +48,8 @@ class EngineConfig:
     static_wait: float = 0.5
     prefix_cache: bool = True
     queue_limit: int = 512
+    enforce_eager: bool = False
+    graph_warmup: bool = False
     embedding_model: str | None = None
     matryoshka: bool = False
 
@@ -55,6 +58,14 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise _bad(name, f"must be at least 1, not {value}")
+        if self.memory_utilization is not None and not 0 < self.memory_utilization <= 1:
+            raise _bad("memory_utilization", f"must be over 0 and at most 1, not {self.memory_utilization}")
+        if self.memory_utilization is not None and self.kv_memory is not None:
+            raise _bad(
+                "memory_utilization", "is a share of what is free, and --kv-memory says how much: give one of them"
+            )
+        if self.graph_warmup and self.enforce_eager:
+            raise _bad("graph_warmup", "captures graphs, and --enforce-eager forbids them: give one of them")
         if self.queue_limit < 0:
             raise _bad("queue_limit", f"must not be negative, not {self.queue_limit}")
         if self.static_wait < 0:

@@ -20,6 +20,7 @@ from servekit.kvcalc.model_shape import read_model_shape
 from servekit.kvcalc.weights import weigh
 from servekit.store.resolve import find_model
 from tests.blackbox.tiny import BYTES_PER_TOKEN, TinyChat, make_chatty
+from tests.engine.native.kernels import needs_kernels, opened
 
 CEILINGS = Ceilings(bytes_per_s=1e10, flops_per_s=1e11, dtype="float32")
 CONFIG = EngineConfig(dtype="float32", kv_dtype="float32", device="cpu", threads=1)
@@ -33,7 +34,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyChat:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Known ceilings instead of two seconds of measuring them."""
-    monkeypatch.setattr(offline, "measure_ceilings", lambda device, dtype: CEILINGS)
+    monkeypatch.setattr(offline, "measure_ceilings", lambda *_: CEILINGS)
 
 
 @pytest.mark.usefixtures("quick")
@@ -159,6 +160,19 @@ def test_the_ceilings_are_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.bytes_per_s > 0
     assert found.flops_per_s > 0
     assert found.dtype == "float32"
+
+
+@needs_kernels
+def test_the_ceiling_of_the_kernels_is_their_own_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_ceilings, "_SECONDS", 0.0)
+    monkeypatch.setattr(machine_ceilings, "_BYTES", {"cpu": 2**20})
+    monkeypatch.setattr(machine_ceilings, "_MATRIX", {"cpu": 64})
+    threads = torch.get_num_threads()
+    with opened() as kernels:
+        found = measure_ceilings(torch.device("cpu"), torch.float32, kernels, "int4")
+    assert found.flops_per_s > 0
+    assert found.dtype == "int4"
+    assert torch.get_num_threads() == threads
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak can be reset on Linux only")

@@ -140,7 +140,9 @@ def wait_until(condition: Callable[[], bool], otherwise: Callable[[], str]) -> N
 
 def command(model: Path | str, *flags: str) -> list[str]:
     """The command line of a server on a free port with one compute thread."""
-    return [sys.executable, "-m", "servekit.cli.main", "serve", str(model), "--port", "0", "--threads", "1", *flags]
+    fake = os.environ.get("SERVEKIT_TEST_DEVICE") == "fake-cuda"
+    module = "tests.blackbox.fake_cuda" if fake else "servekit.cli.main"
+    return [sys.executable, "-m", module, "serve", str(model), "--port", "0", "--threads", "1", *flags]
 
 
 def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -56,6 +56,9 @@ def test_the_pool_is_what_the_command_says(
 def test_check_compares_a_plan_with_a_running_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny: TinyChat = make_chatty(tmp_path / "model")
     with running_server(tiny.directory, "--kv-memory", "1MiB") as server:
+        props = server.get("/props")
+        # Where there are kernels, their pool is the same as torch's.
+        assert props["config"]["attention"] == ("native" if props["kernels"]["available"] else "sdpa")
         assert run(["kv", "--check", server.url]) == 0
         assert run(["kv", str(tiny.directory), "--check", server.url]) == 0
         assert run(["kv", str(tiny.directory), "--check", server.url, "--kv-memory", "1MiB"]) == 0

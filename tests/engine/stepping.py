@@ -1,6 +1,7 @@
 """Drives a decoder through scheduler and runner without a thread: what the engine loop does, step by step."""
 
 import json
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,20 @@ import torch
 from servekit.engine.attention.base import AttentionBackend
 from servekit.engine.attention.sdpa import SdpaAttention
 from servekit.engine.core.request import Request, SamplingParams
-from servekit.engine.core.scheduler import Scheduler, SchedulerConfig
+from servekit.engine.core.scheduler import ScheduleOutput, Scheduler, SchedulerConfig
+from servekit.engine.device.base import Device
+from servekit.engine.device.cpu import CpuDevice
+from servekit.engine.device.lazy import LazyResult
 from servekit.engine.kv_cache import KvCache
 from servekit.engine.layers.packed import unquantised_format
 from servekit.engine.models.build import build_decoder
-from servekit.engine.models.decoder import Decoder
+from servekit.engine.models.decoder import Decoder, LanguageModel
 from servekit.engine.models.parameters import check_parameters
 from servekit.engine.models.weights import SafetensorsSource, WeightSource
 from servekit.engine.runner import ModelRunner
-from servekit.engine.sampler import Sampler
 from servekit.engine.spec.decoder import DecoderSpec
 from servekit.engine.spec.families import read_decoder_spec
+from servekit.engine.step import StepTokens
 
 CPU = torch.device("cpu")
 
@@ -62,9 +66,18 @@ def make_cache(spec: DecoderSpec, num_blocks: int, block_size: int, dtype: torch
 
 
 class Stepper:
-    """A scheduler and a runner in one thread. Keyword arguments go to SchedulerConfig."""
+    """A scheduler and a runner in one thread, as far ahead of the device as the runner allows.
 
-    def __init__(self, decoder: Decoder, **config: Any) -> None:
+    Keyword arguments go to SchedulerConfig.
+    """
+
+    def __init__(
+        self,
+        decoder: LanguageModel,
+        device: Device | None = None,
+        kv_dtype: torch.dtype = torch.float32,
+        **config: Any,
+    ) -> None:
         settings: dict[str, Any] = {
             "max_num_seqs": 8,
             "max_num_batched_tokens": 256,
@@ -74,11 +87,14 @@ class Stepper:
         }
         self.scheduler = Scheduler(SchedulerConfig(**{**settings, **config}))
         limits = self.scheduler.config
-        cache = make_cache(decoder.spec, limits.num_blocks, limits.block_size)
-        self.runner = ModelRunner(decoder, cache, Sampler(limits.eos_token_ids), CPU)
+        cache = make_cache(decoder.spec, limits.num_blocks, limits.block_size, kv_dtype)
+        self.runner = ModelRunner(
+            decoder, cache, device or CpuDevice(), max_num_seqs=limits.max_num_seqs, eos_token_ids=limits.eos_token_ids
+        )
         self.num_preempted = 0
         self.outputs: dict[str, list[int]] = {}
         self.cached: dict[str, int] = {}
+        self._in_flight: deque[tuple[ScheduleOutput, LazyResult[StepTokens]]] = deque()
         self._now = 0.0
 
     def add(self, request_id: str, prompt: Sequence[int], **sampling: Any) -> None:
@@ -91,17 +107,25 @@ class Stepper:
         """One step; False when there was nothing to do."""
         self._now += 1.0
         output = self.scheduler.schedule(self._now)
-        if output.is_empty:
+        if output.is_empty and not self._in_flight:
             return self.scheduler.has_work
-        self.num_preempted += output.num_preempted
-        for update in self.scheduler.apply(output, self.runner.step(output).get(), self._now):
-            self.outputs[update.request_id] += update.token_ids
-            self.cached[update.request_id] = update.num_cached_tokens
+        if not output.is_empty:
+            self.num_preempted += output.num_preempted
+            self._in_flight.append((output, self.runner.step(output)))
+            if self.runner.steps_ahead:
+                self.scheduler.launched(output)
+        while len(self._in_flight) > (0 if output.is_empty else self.runner.steps_ahead):
+            self._land(*self._in_flight.popleft())
         self.scheduler.check_integrity()
         return True
 
+    def _land(self, output: ScheduleOutput, result: LazyResult[StepTokens]) -> None:
+        for update in self.scheduler.apply(output, result.get(), self._now):
+            self.outputs[update.request_id] += update.token_ids
+            self.cached[update.request_id] = update.num_cached_tokens
+
     def drain(self) -> dict[str, list[int]]:
         """Step until nothing is left; every request's tokens."""
-        while self.scheduler.has_work:
+        while self.scheduler.has_work or self._in_flight:
             self.step()
         return self.outputs

@@ -14,6 +14,7 @@ from servekit.engine.core.request import Request, SamplingParams
 from servekit.engine.load import LoadedEngine, OpenModel, load_engine, open_model
 from servekit.engine.models.gguf import GgufSource
 from servekit.store.resolve import find_model
+from tests.engine.native.kernels import needs_kernels
 
 pytestmark = pytest.mark.demo
 
@@ -105,6 +106,25 @@ def test_greedy_equals_transformers_on_twenty_prompts(loaded: LoadedEngine, orac
     assert not wrong
     for index in (6, 10, 15):  # Bangla, code, emoji through the loop itself
         assert answers[index] == _greedy(oracle, prompts[index])
+
+
+@needs_kernels
+def test_the_kernels_choose_the_same_tokens_nearly_always(model: OpenModel, oracle: Any) -> None:
+    """By default the model is served in its own four bits; only inputs of products and the KV cache are rounded."""
+    config = EngineConfig(device="cpu", threads=2, max_model_len=512, parallel=8)
+    loaded = load_engine(replace(model, source=_reopened(model)), config)
+    assert (loaded.config.quantize, loaded.config.attention) == ("int4", "native")
+    tokenizer = loaded.engine.tokenizer
+    prompts = [tuple(tokenizer.encode_chat([{"role": "user", "content": question}])) for question in QUESTIONS]
+    answers = asyncio.run(_answers(loaded, prompts))
+    same, total = 0, 0
+    for prompt, answer in zip(prompts, answers, strict=True):
+        with torch.inference_mode():
+            best = oracle(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1].argmax(-1).tolist()
+        same += sum(a == b for a, b in zip(best, answer, strict=True))
+        total += len(answer)
+    assert total > 600
+    assert same / total > 0.95
 
 
 def test_the_pool_is_what_the_plan_promised(loaded: LoadedEngine) -> None:

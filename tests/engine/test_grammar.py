@@ -60,6 +60,27 @@ def test_rows_of_a_batch_do_not_mix_and_catching_up_is_the_same(grammars: Gramma
     assert (again[1] == first[1]).all()
 
 
+def test_a_token_that_is_still_on_the_device_counts_once(grammars: Grammars) -> None:
+    grammars.compile(REGEX)
+    seq = sequence(REGEX)
+    ahead = grammars.allowed([seq], {seq: ord("a")})
+    again = grammars.allowed([seq], {seq: ord("a")})
+    seq.token_ids.append(ord("a"))
+    known = grammars.allowed([seq])
+    assert (ahead == known).all()
+    assert (again == known).all()
+    assert known[0].nonzero()[0].tolist() == [ord("b"), ord("c")]
+
+
+def test_behind_the_end_of_an_answer_everything_may_come(grammars: Grammars) -> None:
+    grammars.compile(REGEX)
+    seq = sequence(REGEX, "ac")
+    assert grammars.allowed([seq], {seq: EOS}).all()
+    # Behind the last token that the grammar has, but before the end, only the end may come.
+    seq = sequence(REGEX, "a")
+    assert grammars.allowed([seq], {seq: ord("c")})[0].nonzero()[0].tolist() == [EOS]
+
+
 def test_a_token_that_was_not_allowed_fails_its_request(grammars: Grammars) -> None:
     grammars.compile(REGEX)
     with pytest.raises(EngineError):

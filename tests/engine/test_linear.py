@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from servekit.engine.layers.linear import Dense, LinearFormat
+from servekit.engine.layers.linear import Dense, DenseWeight, LinearFormat
 from servekit.engine.layers.packed import Packed, packing_problem, unquantised_format
 
 _CPU = torch.device("cpu")
@@ -18,11 +18,11 @@ def test_equals_the_plain_product_with_stacked_parts(kind: str, dtype: torch.dty
         return
     chosen: LinearFormat = Dense(dtype, _CPU) if kind == "dense" else Packed(dtype)
     generator = torch.Generator().manual_seed(0)
-    weights = [torch.randn(n, 40, generator=generator) for n in (24, 7, 9)]
+    tensors = [torch.randn(n, 40, generator=generator) for n in (24, 7, 9)]
     biases = [torch.randn(n, generator=generator) for n in (24, 7, 9)]
     x = torch.randn(rows, 40, generator=generator).to(dtype)
-    linear = chosen.build(weights, biases)
-    expected = x.double() @ torch.cat(weights).to(dtype).double().T + torch.cat(biases).to(dtype).double()
+    linear = chosen.build([DenseWeight(tensor) for tensor in tensors], biases)
+    expected = x.double() @ torch.cat(tensors).to(dtype).double().T + torch.cat(biases).to(dtype).double()
     bounds = {torch.float32: 1e-4, torch.bfloat16: 0.15}
     torch.testing.assert_close(linear(x).double(), expected, atol=bounds[dtype], rtol=0)
     assert linear.nbytes == 40 * 41 * dtype.itemsize

@@ -1,11 +1,10 @@
 """Every way of pooling gives what sentence-transformers' definition gives, in one ragged batch."""
 
-import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from servekit.engine.batch import Batch, IntArray
+from servekit.engine.batch import Batch
 from servekit.engine.core.embed_queue import EmbedInput
 from servekit.engine.device.cpu import CpuDevice
 from servekit.engine.embed_runner import ModelEmbedRunner
@@ -27,7 +26,7 @@ def test_each_text_is_pooled_as_if_alone(pooling: Pooling) -> None:
         "weighted_mean": [(text * w).sum(0) / w.sum() for text, w in zip(texts, weights, strict=True)],
         "mean_sqrt_len": [text.sum(0) / len(text) ** 0.5 for text in texts],
     }[pooling]
-    found = pool(hidden, np.array([0, 1, 6, 9]), pooling)
+    found = pool(hidden, torch.tensor([0, 1, 6, 9]), pooling)
     torch.testing.assert_close(found, torch.stack(expected))
 
 
@@ -38,8 +37,8 @@ def test_a_prompt_that_is_not_pooled_is_read_all_the_same() -> None:
         seen.append(batch.num_tokens)
         return batch.input_ids.float().unsqueeze(1)
 
-    def head(hidden: torch.Tensor, cu_seqlens: IntArray) -> torch.Tensor:
-        return pool(hidden, cu_seqlens, "mean")
+    def head(hidden: torch.Tensor, seq_starts: torch.Tensor) -> torch.Tensor:
+        return pool(hidden, seq_starts, "mean")
 
     runner = ModelEmbedRunner(hidden_states, head, CpuDevice())
     inputs = [EmbedInput((9, 8, 1, 3), num_unpooled=2), EmbedInput((5, 7))]

@@ -1,5 +1,6 @@
 """What each sampling parameter does to the choice, and that neighbours do not matter."""
 
+import contextlib
 from collections import Counter
 from collections.abc import Sequence as Seq
 from typing import Any
@@ -7,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from servekit.engine.core.request import Request, SamplingParams
+from servekit.engine.core.request import Request, SampledToken, SamplingParams
 from servekit.engine.core.sequence import Sequence
-from servekit.engine.sampler import Sampler, uniforms
+from servekit.engine.device.fake import NoWaiting
+from servekit.engine.sampler import choose, log_probabilities, read
+from servekit.engine.sampling_plan import Draw, plan_sampling, uniforms
 
 _VOCAB = 2000
 
@@ -20,8 +23,30 @@ def _seq(prompt: Seq[int] = (1,), generated: Seq[int] = (), **params: Any) -> Se
     return seq
 
 
+def _sample(
+    logits: torch.Tensor,
+    seqs: Seq[Sequence],
+    eos: frozenset[int] = frozenset(),
+    pending: Seq[int] | None = None,
+    may_wait: bool = True,
+) -> list[SampledToken]:
+    """What is chosen for `seqs`; `pending` are last tokens that only the device knows, -1 for none."""
+    known = [-1] * len(seqs) if pending is None else pending
+    draws = [
+        Draw(seq, seq.num_output_tokens + (last >= 0), has_pending=last >= 0)
+        for seq, last in zip(seqs, known, strict=True)
+    ]
+    plan = plan_sampling(draws, eos)
+    tensors = iter([torch.from_numpy(array) for array in plan.arrays()])
+    last_tokens = None if pending is None else torch.tensor(pending)
+    with contextlib.nullcontext() if may_wait else NoWaiting():
+        token_ids = choose(logits, plan, tensors, pending=last_tokens, may_wait=may_wait)
+        found = [token_ids, *log_probabilities(logits, plan, token_ids)] if plan.has_logprobs else [token_ids]
+    return read(plan, found)
+
+
 def _ids(logits: torch.Tensor, seqs: Seq[Sequence], eos: frozenset[int] = frozenset()) -> list[int]:
-    return [token.token_id for token in Sampler(eos).sample(logits, seqs)]
+    return [token.token_id for token in _sample(logits, seqs, eos)]
 
 
 def _drawn(row: torch.Tensor, num: int = 400, **params: Any) -> Counter[int]:
@@ -64,7 +89,7 @@ def test_uniform_numbers_are_uniform_over_seeds_and_over_positions() -> None:
         [_seq(seed=3, generated=[0] * i) for i in range(1000)],
         [_seq(seed=-1), _seq(seed=2**64 - 1)],
     ):
-        numbers = uniforms(seqs).squeeze(1)
+        numbers = torch.from_numpy(uniforms([Draw(seq, seq.num_output_tokens) for seq in seqs]))
         assert ((numbers >= 0) & (numbers < 1)).all()
         if len(seqs) > 2:
             counts = torch.histc(numbers.float(), bins=10, min=0, max=1) / len(seqs)
@@ -162,7 +187,7 @@ def test_logprobs_are_the_models_own_whatever_was_adjusted(logits: torch.Tensor)
         _seq(temperature=0.0),
         _seq(temperature=0.0, logprobs=0),
     ]
-    first, second, third = Sampler(frozenset()).sample(logits[:3], seqs)
+    first, second, third = _sample(logits[:3], seqs)
     expected = logits[:3].log_softmax(dim=-1)
     assert first.logprob is not None
     assert third.logprob is not None
@@ -173,3 +198,36 @@ def test_logprobs_are_the_models_own_whatever_was_adjusted(logits: torch.Tensor)
     assert [token_id for token_id, _ in first.logprob.top] == ids.tolist()
     assert [value for _, value in first.logprob.top] == pytest.approx(values.tolist(), abs=1e-5)
     assert third.logprob.top == ()
+
+
+_EVERY_PARAMETER: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.7, "seed": 1},
+    {"temperature": 0.9, "seed": 2, "top_p": 0.8},
+    {"temperature": 1.3, "seed": 3, "top_k": 7, "top_p": 0.5},
+    {"temperature": 1.0, "seed": 4, "min_p": 0.1},
+    {"temperature": 0.0, "repetition_penalty": 1.7, "presence_penalty": 0.5, "frequency_penalty": 1.5},
+    {"temperature": 2.0, "seed": 5, "frequency_penalty": 2.0, "logit_bias": {3: 5.0, 4: -100.0}},
+    {"temperature": 0.0, "min_tokens": 3, "stop_token_ids": frozenset({8}), "logprobs": 4, "presence_penalty": 2.0},
+]
+
+
+def test_nothing_waits_for_the_device_and_the_choice_is_the_same(logits: torch.Tensor) -> None:
+    seqs = [_seq(prompt=[5, 6], generated=[9, 9], **params) for params in _EVERY_PARAMETER]
+    waiting = _sample(logits, seqs, eos=frozenset({1}))
+    assert _sample(logits, seqs, eos=frozenset({1}), may_wait=False) == waiting
+
+
+@pytest.mark.parametrize("last", [5, 9, 77], ids=["in-the-prompt", "in-the-answer", "new"])
+def test_a_token_that_only_the_device_knows_counts_like_any_other(logits: torch.Tensor, last: int) -> None:
+    steep = logits.clone()
+    steep[:, last] = steep.max() + 0.3
+    known = [_seq(prompt=[5, 6], generated=[9, 4, last], **params) for params in _EVERY_PARAMETER]
+    behind = [_seq(prompt=[5, 6], generated=[9, 4], **params) for params in _EVERY_PARAMETER]
+    eos = frozenset({1})
+    assert _sample(steep, behind, eos, pending=[last] * 8, may_wait=False) == _sample(steep, known, eos)
+    # Rows whose last token is known stay as they are beside others.
+    half = [known[row] if row % 2 else behind[row] for row in range(8)]
+    assert _sample(steep, half, eos, pending=[-1 if row % 2 else last for row in range(8)]) == _sample(
+        steep, known, eos
+    )

@@ -5,26 +5,45 @@ with nothing but one long copy, one long sum and one large matrix product.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import torch
 
 from servekit.bench.offline_roofline import Ceilings
+from servekit.engine.layers.linear import DenseWeight
+from servekit.engine.layers.quantised import Bits, Quantised
+from servekit.engine.native.kernels import Kernels
 
 _BYTES: Final = {"cpu": 256 * 2**20, "cuda": 2 * 2**30}
 _MATRIX: Final = {"cpu": 1024, "cuda": 8192}
 _SECONDS: Final = 0.5
 
 
-def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
-    """Takes about two seconds, with as many threads as torch is set to."""
-    with torch.inference_mode():
-        return Ceilings(
-            bytes_per_s=max(_read_rate(device), _copy_rate(device)),
-            flops_per_s=_product_rate(device, dtype),
-            dtype=str(dtype).removeprefix("torch."),
-        )
+def measure_ceilings(
+    device: torch.device, dtype: torch.dtype, kernels: Kernels | None = None, bits: Bits = "int8"
+) -> Ceilings:
+    """Takes about two seconds, with as many threads as torch is set to.
+
+    For a model that `kernels` compute, with weights of `bits`: with their threads, and their own large product.
+    """
+    with torch.inference_mode(), _threads_of(kernels):
+        bytes_per_s = max(_read_rate(device), _copy_rate(device))
+        if kernels is None:
+            return Ceilings(bytes_per_s, _product_rate(device, dtype), str(dtype).removeprefix("torch."))
+        torch.set_num_threads(1)
+        return Ceilings(bytes_per_s, _native_product_rate(kernels, bits), bits)
+
+
+@contextmanager
+def _threads_of(kernels: Kernels | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if kernels is None else kernels.threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _read_rate(device: torch.device) -> float:
@@ -43,6 +62,13 @@ def _product_rate(device: torch.device, dtype: torch.dtype) -> float:
     left = torch.ones(size, size, dtype=dtype, device=device)
     right = torch.ones(size, size, dtype=dtype, device=device)
     return 2 * size**3 / _best(lambda: torch.nn.functional.linear(left, right), device)
+
+
+def _native_product_rate(kernels: Kernels, bits: Bits) -> float:
+    size = _MATRIX["cpu"]
+    linear = Quantised(kernels, bits).build([DenseWeight(torch.ones(size, size))], None)
+    inputs = torch.ones(size, size)
+    return 2 * size**3 / _best(lambda: linear(inputs), torch.device("cpu"))
 
 
 def _best(run: Callable[[], object], device: torch.device) -> float:

@@ -17,6 +17,7 @@ from servekit.bench.stats import percentile
 from servekit.config import EngineConfig
 from servekit.engine.core.request import Request, SamplingParams
 from servekit.engine.core.scheduler import Scheduler
+from servekit.engine.layers.quantised import Bits
 from servekit.engine.load import LoadedEngine, OpenModel, load_engine, open_model
 from servekit.engine.spec.decoder import DecoderSpec
 from servekit.errors import ConfigError
@@ -68,6 +69,7 @@ class OfflineReport:
     model: str
     device: str
     threads: int | None
+    quantize: str
     dtype: str
     kv_dtype: str
     num_parameters: int
@@ -114,6 +116,7 @@ def run_offline(files: LocalModel, config: EngineConfig, plan: Plan, progress: P
         model=loaded.engine.model_name,
         device=loaded.device.describe(),
         threads=loaded.config.threads if loaded.device.kind == "cpu" else None,
+        quantize=loaded.config.quantize,
         dtype=loaded.config.dtype,
         kv_dtype=loaded.config.kv_dtype,
         num_parameters=loaded.num_parameters,
@@ -154,7 +157,9 @@ class OfflineBench:
 
     def ceilings(self) -> Ceilings:
         """This machine's, on the device and in the dtype of the model."""
-        return measure_ceilings(self._loaded.device.torch_device, _torch_dtype(self._loaded.config.dtype))
+        config, device = self._loaded.config, self._loaded.device.torch_device
+        bits: Bits = "bfloat16" if config.quantize not in ("int8", "int4") else config.quantize
+        return measure_ceilings(device, _torch_dtype(config.dtype), self._runner.kernels, bits)
 
     def decode(self, batch: int, plan: Plan, ceilings: Ceilings) -> DecodePoint:
         """A batch that is prefilled together in one step and then decodes together. Raises ConfigError for one that

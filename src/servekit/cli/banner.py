@@ -64,7 +64,11 @@ def _rows(loaded: LoadedEngine) -> list[tuple[str, str]]:
             f"{format_bytes(loaded.weights_bytes)} of weights",
         ),
         *([("embedding", _embedding_text(loaded.embedding))] if loaded.embedding is not None else []),
-        ("device", f"{loaded.device.describe()}; {how}{config.attention} attention"),
+        (
+            "device",
+            f"{loaded.device.describe()}; {how}{loaded.kernels['running']} kernels, {config.attention} attention",
+        ),
+        ("weights", reasons["quantize"]),
         ("dtype", reasons.get("dtype", f"{config.dtype}: asked for")),
         (
             "KV cache",

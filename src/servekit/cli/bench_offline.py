@@ -28,6 +28,7 @@ def offline(
         int, typer.Option(min=1, help="Runs of each point, after one that does not count.", rich_help_panel=_POINTS)
     ] = 3,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.", rich_help_panel=_ENGINE)] = "auto",
+    quantize: Annotated[str, typer.Option(help="auto, none, int8 or int4.", rich_help_panel=_ENGINE)] = "auto",
     kv_dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.", rich_help_panel=_ENGINE)] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.", rich_help_panel=_ENGINE)] = "auto",
     threads: Annotated[
@@ -44,7 +45,13 @@ def offline(
     from servekit.store.resolve import find_model
 
     sizes, lengths = _whole_numbers(batches, "--batches"), _whole_numbers(prefill, "--prefill")
-    flags: dict[str, Any] = {"model": model, "dtype": dtype, "kv_dtype": kv_dtype, "device": device}
+    flags: dict[str, Any] = {
+        "model": model,
+        "quantize": quantize,
+        "dtype": dtype,
+        "kv_dtype": kv_dtype,
+        "device": device,
+    }
     config, _ = resolve_config(flags if threads is None else {**flags, "threads": threads}, {})
     files = find_model(model)
 
@@ -88,8 +95,9 @@ def _show(report: "OfflineReport") -> None:
 
     console = make_console()
     how = f", {report.threads} threads" if report.threads else ""
+    weights = report.dtype if report.quantize == "none" else report.quantize
     console.print(
-        f"{report.model} in {report.dtype}, KV in {report.kv_dtype}, {format_bytes(report.weights_bytes)} of weights; "
+        f"{report.model} in {weights}, KV in {report.kv_dtype}, {format_bytes(report.weights_bytes)} of weights; "
         f"{report.device}{how}"
     )
     ceilings = report.ceilings

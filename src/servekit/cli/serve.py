@@ -116,6 +116,32 @@ def serve(
             rich_help_panel=_ENGINE,
         ),
     ] = None,
+    memory_utilization: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of the memory that is free beside weights and a full step, for the KV cache. "
+            "[0.9 on a GPU, 0.25 on a CPU]",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    enforce_eager: Annotated[
+        bool | None,
+        typer.Option(
+            "--enforce-eager",
+            help="On a GPU, launch every step piece by piece instead of capturing graphs.",
+            show_default=False,
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    graph_warmup: Annotated[
+        bool | None,
+        typer.Option(
+            "--graph-warmup",
+            help="On a GPU, capture the graphs of all decoding steps before the server is ready.",
+            show_default=False,
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
     kv_dtype: Annotated[
         str | None, typer.Option(help="auto, float32 or bfloat16. [auto]", rich_help_panel=_ENGINE)
     ] = None,
@@ -123,7 +149,14 @@ def serve(
         str | None,
         typer.Option(help="Compute dtype: auto (measured), float32 or bfloat16. [auto]", rich_help_panel=_ENGINE),
     ] = None,
-    quantize: Annotated[str | None, typer.Option(help="Weight format: none. [none]", rich_help_panel=_ENGINE)] = None,
+    quantize: Annotated[
+        str | None,
+        typer.Option(
+            help="Weights: auto (as the file's own bits and their rounding allow), none, int8, int4 (CPU kernels) or "
+            "fp8 (GPU). [auto]",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
     max_num_batched_tokens: Annotated[
         int | None,
         typer.Option(help="Token budget of a step; longer prompts come in chunks. [256]", rich_help_panel=_ENGINE),
@@ -173,7 +206,11 @@ def serve(
         ),
     ] = None,
     attention: Annotated[
-        str | None, typer.Option(help="auto, sdpa or reference. [auto]", rich_help_panel=_ENGINE)
+        str | None,
+        typer.Option(
+            help="auto, native (the CPU kernels), flash, varlen, triton, sdpa or reference. [auto]",
+            rich_help_panel=_ENGINE,
+        ),
     ] = None,
 ) -> None:
     """Load a model and answer the OpenAI-compatible API on 127.0.0.1.

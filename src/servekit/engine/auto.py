@@ -2,16 +2,40 @@
 
 from dataclasses import dataclass, replace
 
-from servekit.config import DeviceChoice, EngineConfig
+from servekit.config import DeviceChoice, EngineConfig, QuantizeChoice
+from servekit.engine.native.library import HOW_TO_GET_THEM as HOW_TO_GET_KERNELS
+from servekit.errors import ConfigError
 from servekit.units import format_bytes
 
 _CLEARLY_FASTER = 0.8
 """bfloat16 rounds where float32 does not, so it is taken only for a gain that no noise explains."""
 
 
+LARGEST_ROUNDING_ERROR = 0.01
+"""What rounding may change a matrix by, as a root of mean squares relative to its own, to be chosen by itself."""
+_FOUR_BITS = frozenset({"Q4_0", "Q4_1", "Q4_K"})
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeFacts:
+    """What quantised weights depend on. `problem` is why there are no CPU kernels, None when there are.
+
+    `stored` names what the projections of all layers are stored in: "float", or ggml's blocks. `bfloat16` says that the
+    kernels are quick at that too.
+    """
+
+    device: DeviceChoice
+    problem: str | None
+    stored: frozenset[str]
+    bfloat16: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class ComputeFacts:
-    """What was measured about the device; the ratios are bfloat16's time over float32's (see engine/probe.py)."""
+    """What was measured about the device; the ratios are bfloat16's time over float32's (see engine/probe.py).
+
+    They are not looked at for quantised weights.
+    """
 
     device: DeviceChoice
     threads: int
@@ -34,10 +58,97 @@ Reasons = dict[str, str]
 """For each choice that was open: the value and why."""
 
 
+def resolve_quantize(config: EngineConfig, facts: QuantizeFacts) -> tuple[QuantizeChoice, str]:
+    """What the weights are kept in, and why.
+
+    Raises ConfigError for weights or attention that this machine or the other choices rule out.
+    """
+    asked = config.quantize
+    if facts.device != "cpu":
+        return _resolve_on_gpu(config, facts)
+    if asked == "fp8":
+        raise ConfigError("--quantize fp8 is for GPUs", hint="--quantize int8, or auto", param="quantize")
+    hindrance = facts.problem
+    if hindrance is None and asked == "none":
+        hindrance = "--quantize none was asked for"
+    if hindrance is None and asked == "auto" and config.dtype != "auto":
+        hindrance = f"--dtype {config.dtype} was asked for"
+    if hindrance is None and config.dtype == "bfloat16":
+        hindrance = "what surrounds its products is computed in float32, and --dtype bfloat16 was asked for"
+    computes_bfloat16 = facts.bfloat16 and config.dtype == "bfloat16" and asked in ("auto", "none")
+    if hindrance is not None and config.attention == "native" and not computes_bfloat16:
+        raise ConfigError(f"--attention native computes with quantised weights: {hindrance}", param="attention")
+    if asked in ("int8", "int4"):
+        if hindrance is not None:
+            hint = HOW_TO_GET_KERNELS if facts.problem and facts.device == "cpu" else "leave --quantize out"
+            raise ConfigError(f"--quantize {asked}: {hindrance}", hint=hint, param="quantize")
+        return asked, f"{asked}: asked for"
+    if asked == "none":
+        return "none", "none: asked for"
+    if hindrance is None and config.attention not in ("auto", "native"):
+        hindrance = f"--attention {config.attention} was asked for"
+    if hindrance is not None:
+        hint = f"; for int8 and int4, {HOW_TO_GET_KERNELS}" if hindrance == facts.problem else ""
+        return "none", f"none: {hindrance}{hint}"
+    if "float" in facts.stored:
+        return "int8", "int8: half the bytes of bfloat16"
+    if facts.stored & _FOUR_BITS:
+        others = "" if facts.stored <= _FOUR_BITS else ", and what has more bits as int8"
+        return "int4", f"int4: the four-bit blocks of the file as they are{others}"
+    return "int8", "int8: the file's own blocks have more than four bits"
+
+
+def _resolve_on_gpu(config: EngineConfig, facts: QuantizeFacts) -> tuple[QuantizeChoice, str]:
+    """There torch's own operators are the only ones, and nothing is quantised that nobody asked for."""
+    if config.attention == "native":
+        raise ConfigError(f"--attention native is for CPUs, not for {facts.device}", param="attention")
+    if config.quantize == "int4":
+        raise ConfigError(
+            f"--quantize int4 is for CPUs, not for {facts.device}", hint="--quantize int8 or fp8", param="quantize"
+        )
+    if config.quantize == "auto":
+        return "none", f"none: a {facts.device} computes with the weights as they are unless told otherwise"
+    return config.quantize, f"{config.quantize}: asked for"
+
+
+def check_rounding(
+    config: EngineConfig, choice: QuantizeChoice, why: str, worst: tuple[str, float]
+) -> tuple[QuantizeChoice, str]:
+    """Hold what `auto` chose against what packing measured: (name, relative error) of the matrix that lost most.
+
+    Raises ConfigError when it fails though --attention native needs it.
+    """
+    name, error = worst
+    if not error:
+        return choice, f"{why}; nothing is rounded"
+    if error < LARGEST_ROUNDING_ERROR:
+        return choice, f"{why}; rounding changes no matrix by more than {error:.2%}"
+    problem = f"{choice} would change matrix {name} by {error:.2%}, and auto allows {LARGEST_ROUNDING_ERROR:.0%}"
+    if config.attention == "native":
+        raise ConfigError(
+            f"--attention native computes with quantised weights: {problem}",
+            hint=f"ask for --quantize {choice}",
+            param="attention",
+        )
+    return "none", f"none: {problem}"
+
+
 def resolve_compute(config: EngineConfig, facts: ComputeFacts, context: int) -> tuple[EngineConfig, Reasons]:
     """Threads, dtypes, token budget and context limit. `context` is the model's own."""
     reasons: Reasons = {}
     dtype, kv_dtype = config.dtype, config.kv_dtype
+    if config.quantize in ("int8", "int4") and facts.device == "cpu":
+        native = config.attention in ("auto", "native")
+        if dtype == "auto":
+            dtype = "float32"
+            reasons["dtype"] = f"float32: what surrounds {config.quantize} products is computed in it"
+        if kv_dtype == "auto":
+            kv_dtype = "bfloat16" if native else "float32"
+            reasons["kv_dtype"] = (
+                "bfloat16: half the bytes to read, and the kernels convert as they read"
+                if native
+                else "float32: the same as the compute dtype"
+            )
     if kv_dtype == "auto":
         faster = facts.attention_ratio < _CLEARLY_FASTER
         if dtype == "float32":

@@ -1,6 +1,8 @@
 """Batch: everything one step works on, ragged and without padding. It is handed down as an argument, never ambient."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +17,9 @@ IntArray = npt.NDArray[np.int64]
 class Batch:
     """T tokens of S sequences, one sequence after the other.
 
-    Tensors are int64 on the compute device; the two host arrays let attention plan without asking the device.
-    `slot_mapping` is None exactly when there is no KV cache: attention then stays inside the batch.
+    Tensors are int64 on the compute device, lengths int32; the two host arrays let attention plan without asking the
+    device. `slot_mapping` is None exactly when there is no KV cache: attention then stays inside the batch.
+    `longest` is (query, context) where the host arrays do not say it: in a captured batch they are of another step.
     """
 
     input_ids: torch.Tensor  # [T]
@@ -30,38 +33,177 @@ class Batch:
     num_tokens: int
     num_seqs: int
     token_types: torch.Tensor | None = None  # [T] which text of a pair a token is of, for encoders that tell them apart
+    token_sources: torch.Tensor | None = None  # [T] slot whose last token this is, where only the device knows it; -1
+    seq_starts: torch.Tensor | None = None  # [S + 1] int32: where each sequence's tokens begin
+    seq_lens: torch.Tensor | None = None  # [S] int32: context_lens on the device
+    longest: tuple[int, int] | None = None
 
     @property
     def cu_seqlens_q(self) -> IntArray:
         """[S + 1] host: where each sequence's tokens begin."""
-        return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(self.query_lens)))
+        return _starts(self.query_lens)
+
+    @property
+    def max_query_len(self) -> int:
+        """No sequence has more tokens in this step."""
+        return int(self.query_lens.max()) if self.longest is None else self.longest[0]
+
+    @property
+    def max_context_len(self) -> int:
+        """No sequence sees more tokens."""
+        return int(self.context_lens.max()) if self.longest is None else self.longest[1]
+
+
+@dataclass(frozen=True, slots=True)
+class HostBatch:
+    """A Batch as it is put together on the host; `on` makes the Batch of its uploaded `arrays`."""
+
+    input_ids: IntArray
+    positions: IntArray
+    logits_idx: IntArray
+    slot_mapping: IntArray | None
+    block_tables: IntArray | None
+    query_lens: IntArray
+    context_lens: IntArray
+    block_size: int
+    token_types: IntArray | None = None
+    token_sources: IntArray | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return len(self.input_ids)
+
+    @property
+    def num_seqs(self) -> int:
+        """S."""
+        return len(self.query_lens)
+
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """What the device needs, in the order in which `on` takes it back; the block tables come last."""
+        lengths = (_starts(self.query_lens).astype(np.int32), self.context_lens.astype(np.int32))
+        optional = (self.token_types, self.token_sources, self.slot_mapping, self.block_tables)
+        return [
+            self.input_ids,
+            self.positions,
+            self.logits_idx,
+            *lengths,
+            *(array for array in optional if array is not None),
+        ]
+
+    def on(self, tensors: Sequence[torch.Tensor], longest: tuple[int, int] | None = None) -> Batch:
+        """The Batch whose tensors are `arrays` on some device. `longest` is as in Batch."""
+        input_ids, positions, logits_idx, seq_starts, seq_lens, *rest = tensors
+        optional = (self.token_types, self.token_sources, self.slot_mapping, self.block_tables)
+        there = iter(rest)
+        types, sources, slots, tables = (None if array is None else next(there) for array in optional)
+        return Batch(
+            input_ids=input_ids,
+            positions=positions,
+            logits_idx=logits_idx,
+            slot_mapping=slots,
+            block_tables=tables,
+            query_lens=self.query_lens,
+            context_lens=self.context_lens,
+            block_size=self.block_size,
+            num_tokens=self.num_tokens,
+            num_seqs=self.num_seqs,
+            token_types=types,
+            token_sources=sources,
+            seq_starts=seq_starts,
+            seq_lens=seq_lens,
+            longest=longest,
+        )
+
+    def padded(self, num_tokens: int, num_seqs: int) -> "HostBatch":
+        """The same with dummy sequences behind it, up to `num_tokens` and `num_seqs`; a logits row for each sequence.
+
+        A dummy token is id 0 at position 0, and what it stores goes to the null block, which nobody reads. So dummies
+        see only each other and stay finite. At least one dummy sequence must be there to hold dummy tokens.
+        """
+        more_tokens, more_seqs = num_tokens - self.num_tokens, num_seqs - self.num_seqs
+        assert more_tokens >= 0, "a bucket is smaller than its batch"
+        assert more_seqs > 0 or (more_seqs == more_tokens == 0), "dummy tokens need a dummy sequence"
+        # One token each as far as they go; the last dummy takes what is left.
+        dummies = np.zeros(more_seqs, dtype=np.int64)
+        dummies[:more_tokens] = 1
+        if more_seqs:
+            dummies[-1] += max(0, more_tokens - more_seqs)
+
+        def longer(array: IntArray | None, num: int, fill: int = 0) -> IntArray | None:
+            return None if array is None else np.concatenate((array, np.full(num, fill, dtype=np.int64)))
+
+        def longer_(array: IntArray, num: int) -> IntArray:
+            return np.concatenate((array, np.zeros(num, dtype=np.int64)))
+
+        tables = self.block_tables
+        if tables is not None and more_seqs:
+            # The longest dummy has its whole table in the null block.
+            more_columns = max(0, -(-int(dummies[-1]) // self.block_size) - tables.shape[1])
+            tables = np.pad(tables, ((0, more_seqs), (0, more_columns)))
+        return replace(
+            self,
+            input_ids=longer_(self.input_ids, more_tokens),
+            positions=longer_(self.positions, more_tokens),
+            logits_idx=longer_(self.logits_idx, num_seqs - len(self.logits_idx)),
+            slot_mapping=longer(self.slot_mapping, more_tokens),
+            block_tables=tables,
+            query_lens=np.concatenate((self.query_lens, dummies)),
+            context_lens=np.concatenate((self.context_lens, dummies)),
+            token_types=longer(self.token_types, more_tokens),
+            token_sources=longer(self.token_sources, more_tokens, -1),
+        )
 
 
 class BatchBuilder:
-    """Turns what the scheduler decided into a Batch on `device`."""
+    """Turns what the scheduler decided into a HostBatch.
 
-    def __init__(self, block_size: int, device: torch.device) -> None:
+    With `follows_device` a token that is still being chosen is taken from its sequence's slot on the device.
+    """
+
+    def __init__(self, block_size: int, *, follows_device: bool = False) -> None:
         self._block_size = block_size
-        self._device = device
+        self._follows_device = follows_device
 
-    def build(self, output: ScheduleOutput) -> Batch:
+    def nothing(self) -> HostBatch:
+        """A batch of no sequences, to be padded."""
+        none = np.zeros(0, dtype=np.int64)
+        return HostBatch(
+            input_ids=none,
+            positions=none,
+            logits_idx=none,
+            slot_mapping=none,
+            block_tables=np.zeros((0, 1), dtype=np.int64),
+            query_lens=none,
+            context_lens=none,
+            block_size=self._block_size,
+            token_sources=none if self._follows_device else None,
+        )
+
+    def build(self, output: ScheduleOutput) -> HostBatch:
         """The batch of one step, in the scheduler's order."""
         scheduled = output.scheduled
         query_lens = np.array([s.num_new_tokens for s in scheduled], dtype=np.int64)
-        starts = np.array([s.seq.num_computed_tokens for s in scheduled], dtype=np.int64)
+        starts = np.array([s.start for s in scheduled], dtype=np.int64)
         context_lens = starts + query_lens
         ends = np.cumsum(query_lens)
         num_tokens = int(ends[-1])
 
         input_ids = np.empty(num_tokens, dtype=np.int64)
+        sources = np.full(num_tokens, -1, dtype=np.int64) if self._follows_device else None
         num_blocks = -(-context_lens // self._block_size)
         block_tables = np.zeros((len(scheduled), int(num_blocks.max())), dtype=np.int64)
         for row, (s, end) in enumerate(zip(scheduled, ends.tolist(), strict=True)):
-            start, count = s.seq.num_computed_tokens, s.num_new_tokens
-            if count == 1:
-                input_ids[end - 1] = s.seq.token_ids[start]
+            start, count, token_ids = s.start, s.num_new_tokens, s.seq.token_ids
+            if sources is not None and s.end > len(token_ids):
+                assert s.end == len(token_ids) + 1, f"{s.seq} is more than one token ahead"
+                sources[end - 1] = s.seq.slot
+                input_ids[end - 1] = 0
+                input_ids[end - count : end - 1] = token_ids[start:]
+            elif count == 1:
+                input_ids[end - 1] = token_ids[start]
             else:
-                input_ids[end - count : end] = s.seq.token_ids[start : start + count]
+                input_ids[end - count : end] = token_ids[start : start + count]
             used = int(num_blocks[row])
             block_tables[row, :used] = s.seq.block_table[:used]
 
@@ -70,18 +212,18 @@ class BatchBuilder:
         blocks = block_tables[rows, positions // self._block_size]
         slots = blocks * self._block_size + positions % self._block_size
         needs_sample = np.array([s.needs_sample for s in scheduled], dtype=bool)
-        return Batch(
-            input_ids=self._tensor(input_ids),
-            positions=self._tensor(positions),
-            logits_idx=self._tensor(ends[needs_sample] - 1),
-            slot_mapping=self._tensor(slots),
-            block_tables=self._tensor(block_tables),
+        return HostBatch(
+            input_ids=input_ids,
+            positions=positions,
+            logits_idx=ends[needs_sample] - 1,
+            slot_mapping=slots,
+            block_tables=block_tables,
             query_lens=query_lens,
             context_lens=context_lens,
             block_size=self._block_size,
-            num_tokens=num_tokens,
-            num_seqs=len(scheduled),
+            token_sources=sources,
         )
 
-    def _tensor(self, values: IntArray) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device, non_blocking=True)
+
+def _starts(lengths: IntArray) -> IntArray:
+    return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))

@@ -8,88 +8,104 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from servekit.engine.batch import Batch, IntArray
+from servekit.engine.batch import Batch, HostBatch
 from servekit.engine.core.embed_queue import EmbedInput
 from servekit.engine.device.base import Device
-from servekit.engine.device.lazy import LazyResult
+from servekit.engine.device.lazy import LazyResult, Mapped
+from servekit.engine.graphs import GraphCache
+from servekit.engine.native.kernels import Kernels
 from servekit.engine.step import FloatArray
 
 HiddenStates = Callable[[Batch], torch.Tensor]
 """A batch of T tokens -> [T, hidden]."""
-Head = Callable[[torch.Tensor, IntArray], torch.Tensor]
+Head = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """[T, hidden] and where each text begins [S + 1] -> [S, dim] in float32."""
 
 
 class ModelEmbedRunner:
-    """Texts -> vectors, by a model and a head."""
+    """Texts -> vectors, by a model and a head.
 
-    def __init__(self, hidden_states: HiddenStates, head: Head, device: Device) -> None:
+    Small steps are recorded by `graphs` where a device can. `kernels` are those that the model computes with, to be
+    closed when the runner is.
+    """
+
+    def __init__(
+        self,
+        hidden_states: HiddenStates,
+        head: Head,
+        device: Device,
+        *,
+        graphs: GraphCache | None = None,
+        kernels: Kernels | None = None,
+    ) -> None:
         self._hidden_states = hidden_states
         self._head = head
         self._device = device
+        self._graphs = graphs
+        self._kernels = kernels
 
     @torch.inference_mode()
     def embed(self, inputs: Sequence[EmbedInput]) -> LazyResult[FloatArray]:
         """The vectors [n, dim] of n texts, as soon as the device has computed them."""
-        batch = self._batch(inputs)
-        hidden, cu_seqlens = self._hidden_states(batch), batch.cu_seqlens_q
-        if any(text.num_unpooled for text in inputs):
-            hidden, cu_seqlens = self._pooled_part(hidden, batch, inputs)
-        vectors = self._head(hidden, cu_seqlens)
-        return _OnHost(self._device.fetch(vectors))
+        is_part = any(text.num_unpooled for text in inputs)
+        host = self._batch(inputs, always_types=self._graphs is not None)
+        key = self._graphs.key("embed", host) if self._graphs is not None and not is_part else None
+        if key is not None:
+            host = host.padded(key.num_tokens, key.num_seqs)
+        tensors = self._device.upload(host.arrays())
+        if key is not None:
+            assert self._graphs is not None
+            vectors = self._graphs.run(key, host, tensors, self._compute)[: len(inputs)]
+        elif is_part:
+            vectors = self._compute_part(host.on(tensors), inputs)
+        else:
+            vectors = self._compute(host.on(tensors))
+        return Mapped(self._device.fetch(vectors), _as_array)
+
+    def _compute(self, batch: Batch) -> torch.Tensor:
+        """What a graph records."""
+        assert batch.seq_starts is not None
+        return self._head(self._hidden_states(batch), batch.seq_starts)
 
     def close(self) -> None:
-        """Memory goes with the last reference."""
+        """End the kernels' threads; memory goes with the last reference."""
+        if self._kernels is not None:
+            self._kernels.close()
 
-    def _pooled_part(
-        self, hidden: torch.Tensor, batch: Batch, inputs: Sequence[EmbedInput]
-    ) -> tuple[torch.Tensor, IntArray]:
-        """The hidden states that count, and where each text begins among them."""
+    def _compute_part(self, batch: Batch, inputs: Sequence[EmbedInput]) -> torch.Tensor:
+        """The same, of the hidden states that count."""
         skipped = np.array([text.num_unpooled for text in inputs])
-        positions = np.arange(batch.num_tokens) - np.repeat(batch.cu_seqlens_q[:-1], batch.query_lens)
-        kept = np.flatnonzero(positions >= np.repeat(skipped, batch.query_lens))
-        lengths = batch.query_lens - skipped
-        return hidden[self._tensor(kept)], np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))
+        places = np.arange(batch.num_tokens) - np.repeat(batch.cu_seqlens_q[:-1], batch.query_lens)
+        kept = np.flatnonzero(places >= np.repeat(skipped, batch.query_lens))
+        starts = np.concatenate(([0], np.cumsum(batch.query_lens - skipped))).astype(np.int32)
+        rows, seq_starts = self._device.upload([kept, starts])
+        return self._head(self._hidden_states(batch)[rows], seq_starts)
 
-    def _batch(self, inputs: Sequence[EmbedInput]) -> Batch:
+    @staticmethod
+    def _batch(inputs: Sequence[EmbedInput], *, always_types: bool) -> HostBatch:
+        """`always_types`: a recorded step reads types whether a batch has pairs or not."""
         lengths = np.array([len(text.token_ids) for text in inputs], dtype=np.int64)
         ends = np.cumsum(lengths)
         num_tokens = int(ends[-1])
         input_ids = np.fromiter((i for text in inputs for i in text.token_ids), np.int64, num_tokens)
         positions = np.arange(num_tokens) - np.repeat(ends - lengths, lengths)
         types = None
-        if any(text.second_start is not None for text in inputs):
+        if always_types or any(text.second_start is not None for text in inputs):
             seconds = np.array([len(t.token_ids) if t.second_start is None else t.second_start for t in inputs])
-            types = self._tensor((positions >= np.repeat(seconds, lengths)).astype(np.int64))
-        return Batch(
-            input_ids=self._tensor(input_ids),
-            positions=self._tensor(positions),
-            logits_idx=self._tensor(ends - 1),
+            types = (positions >= np.repeat(seconds, lengths)).astype(np.int64)
+        return HostBatch(
+            input_ids=input_ids,
+            positions=positions,
+            logits_idx=ends - 1,
             slot_mapping=None,
             block_tables=None,
             query_lens=lengths,
             context_lens=lengths,
             block_size=1,
-            num_tokens=num_tokens,
-            num_seqs=len(inputs),
             token_types=types,
         )
 
-    def _tensor(self, values: IntArray) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device.torch_device, non_blocking=True)
 
-
-class _OnHost:
-    """A fetched tensor as an array."""
-
-    def __init__(self, tensor: LazyResult[torch.Tensor]) -> None:
-        self._tensor = tensor
-
-    def ready(self) -> bool:
-        """Whether `get()` would return at once."""
-        return self._tensor.ready()
-
-    def get(self) -> FloatArray:
-        """The values."""
-        array: FloatArray = self._tensor.get().numpy()
-        return array
+def _as_array(tensors: tuple[torch.Tensor, ...]) -> FloatArray:
+    array: FloatArray = tensors[0].numpy()
+    return array

@@ -6,8 +6,9 @@ time. It must not know models.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -25,7 +26,8 @@ _SHARED_EFFICIENCY = 0.7
 class SplitEmbedRunner:
     """An EmbedRunner over another one, whose `embed` may be called by several threads at once, for a CPU.
 
-    A step that cannot be dealt evenly, a single text above all, is computed by all cores together.
+    A step that cannot be dealt evenly, a single text above all, is computed by all cores together: torch gets
+    `num_threads` for it, also where it has fewer between steps, beside a model whose kernels have threads of their own.
     """
 
     def __init__(self, inner: EmbedRunner, num_threads: int) -> None:
@@ -38,7 +40,8 @@ class SplitEmbedRunner:
         """The vectors [n, dim], complete when this returns."""
         shares = deal([len(text.token_ids) for text in inputs], self._num_threads)
         if len(shares) == 1:
-            return self._inner.embed(inputs)
+            with _torch_threads(self._num_threads):
+                return self._inner.embed(inputs)
         parts = [self._pool.submit(self._compute, [inputs[i] for i in share]) for share in shares]
         vectors = _in_order(parts, shares)
         return Ready(vectors)
@@ -97,3 +100,13 @@ def _in_order(parts: Sequence[Future[FloatArray]], shares: Sequence[Sequence[int
     for share, values in zip(shares, rows, strict=True):
         vectors[list(share)] = values
     return vectors
+
+
+@contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -14,14 +14,20 @@ from servekit.engine.device.base import Device
 from servekit.engine.embed_runner import Head, HiddenStates, ModelEmbedRunner
 from servekit.engine.embed_split import SplitEmbedRunner
 from servekit.engine.embedder import Embedder
+from servekit.engine.graphs import GraphCache, plan_graphs
 from servekit.engine.layers.packed import unquantised_format
+from servekit.engine.layers.quantised import Quantiser
 from servekit.engine.models.build import attention_shapes, build_decoder
 from servekit.engine.models.build_encoder import build_classifier, build_encoder, encoder_attention_shapes
 from servekit.engine.models.embedding_head import EmbeddingHead
 from servekit.engine.models.encoder_parameters import check_encoder_parameters, expected_encoder_parameters
+from servekit.engine.models.native_decoder import NativeDecoder
+from servekit.engine.models.native_encoder import build_native_encoder, native_encoder_problem
+from servekit.engine.models.pack_decoder import pack_decoder
 from servekit.engine.models.parameters import canonical_name, check_parameters, expected_parameters
 from servekit.engine.models.token_score import TokenScore
 from servekit.engine.models.weights import SafetensorsSource, WeightSource
+from servekit.engine.native.kernels import BFLOAT16_ISAS, Kernels
 from servekit.engine.spec.decoder import DecoderSpec
 from servekit.engine.spec.encoder import EncoderSpec
 from servekit.engine.spec.encoder_families import is_encoder, read_encoder_spec
@@ -57,13 +63,14 @@ class OpenEmbedder:
 
 @dataclass(frozen=True, slots=True)
 class BuiltEmbedder:
-    """An embedder with its weights, and what was decided on the way."""
+    """An embedder with its weights, and what was decided on the way. `graph_memory` is what its graphs may take."""
 
     embedder: Embedder
     opened: OpenEmbedder
     dtype: str
     attention: str
     weights_bytes: int
+    graph_memory: int = 0
 
     @property
     def num_parameters(self) -> int:
@@ -123,8 +130,18 @@ def open_embedder(files: LocalModel) -> OpenEmbedder:
     return OpenEmbedder(files, config, spec, embedding, source, _max_tokens(files, spec, embedding), token_score)
 
 
-def build_embedder(opened: OpenEmbedder, config: EngineConfig, device: Device, max_tokens: int | None) -> BuiltEmbedder:
-    """Load the weights. `config` is resolved; `max_tokens` overrides what the files say of the longest text."""
+def build_embedder(
+    opened: OpenEmbedder,
+    config: EngineConfig,
+    device: Device,
+    max_tokens: int | None,
+    *,
+    kernels: Kernels | None = None,
+) -> BuiltEmbedder:
+    """Load the weights. `config` is resolved; `max_tokens` overrides what the files say of the longest text.
+
+    The `kernels` compute the model if given, which `runs_on_kernels` must allow.
+    """
     spec, limit = opened.spec, opened.max_tokens
     if max_tokens is not None:
         if max_tokens > spec.max_position_embeddings:
@@ -137,13 +154,21 @@ def build_embedder(opened: OpenEmbedder, config: EngineConfig, device: Device, m
     shapes: list[AttentionShape] = (
         encoder_attention_shapes(spec) if isinstance(spec, EncoderSpec) else attention_shapes(spec)
     )
-    backend, why = select_attention(config.attention, shapes, dtype, torch_device)
+    choice = "auto" if kernels is not None else config.attention
+    backend, why = select_attention(choice, shapes, dtype, torch_device)
     linear, _ = unquantised_format(dtype, torch_device)
+    graph_memory, _ = plan_graphs(device, backend, enforce_eager=config.enforce_eager, must_have=False)
+    graphs = None
+    if graph_memory:
+        graphs = GraphCache(device, memory=graph_memory, max_num_seqs=1, max_context_len=limit)
     shared: dict[str, Any] = {"linear": linear, "dtype": dtype, "device": torch_device}
     hidden_states: HiddenStates
     head: Head
     with torch.inference_mode():
-        if isinstance(spec, EncoderSpec):
+        if kernels is not None:
+            hidden_states, nbytes = _on_kernels(spec, opened.source, kernels, limit)
+            why = f"native: {kernels.isa} kernels"
+        elif isinstance(spec, EncoderSpec):
             encoder = build_encoder(spec, opened.source, backend=backend, max_positions=limit, **shared)
             hidden_states, nbytes = encoder.forward, encoder.nbytes
         else:
@@ -168,7 +193,9 @@ def build_embedder(opened: OpenEmbedder, config: EngineConfig, device: Device, m
     embedder = Embedder(
         model_name=opened.files.name,
         encoder=encoder_of_texts,
-        runner=_runner(ModelEmbedRunner(hidden_states, head, device), config, device),
+        runner=_runner(
+            ModelEmbedRunner(hidden_states, head, device, graphs=graphs, kernels=kernels), config, device, kernels
+        ),
         spec=opened.embedding,
         vocab_size=spec.vocab_size,
         max_tokens=limit,
@@ -176,7 +203,26 @@ def build_embedder(opened: OpenEmbedder, config: EngineConfig, device: Device, m
         any_size=config.matryoshka,
         queue_limit=config.queue_limit,
     )
-    return BuiltEmbedder(embedder, opened, config.dtype, why, nbytes)
+    return BuiltEmbedder(embedder, opened, config.dtype, why, nbytes, graph_memory)
+
+
+def runs_on_kernels(spec: EncoderSpec | DecoderSpec, config: EngineConfig, isa: str) -> bool:
+    """Whether the CPU kernels of an instruction set compute such a model, and faster than torch: in bfloat16."""
+    is_known = isinstance(spec, DecoderSpec) or native_encoder_problem(spec) is None
+    wanted = config.dtype == "bfloat16" and config.attention in ("auto", "native") and config.device == "cpu"
+    return is_known and wanted and isa in BFLOAT16_ISAS
+
+
+def _on_kernels(
+    spec: EncoderSpec | DecoderSpec, source: WeightSource, kernels: Kernels, limit: int
+) -> tuple[HiddenStates, int]:
+    """The model in bfloat16 on the CPU kernels, and its bytes."""
+    if isinstance(spec, EncoderSpec):
+        encoder = build_native_encoder(spec, source, kernels, max_positions=limit)
+        return encoder.forward, encoder.nbytes
+    weights = pack_decoder(spec, source, Quantiser(kernels.library, "bfloat16"), with_head=False)
+    decoder = NativeDecoder(spec, weights, kernels, limit)
+    return (lambda batch: decoder.forward(batch, None)), decoder.nbytes
 
 
 def _encoder_of_texts(opened: OpenEmbedder) -> InputEncoder:
@@ -199,10 +245,11 @@ def _token_score(opened: OpenEmbedder, score: TokenScoreSpec, spec: DecoderSpec,
     return TokenScore(rows, softcap=spec.logits_softcap, is_probability=score.score_activation == "sigmoid")
 
 
-def _runner(model: ModelEmbedRunner, config: EngineConfig, device: Device) -> EmbedRunner:
-    """On a CPU of several cores each computes texts of its own."""
+def _runner(model: ModelEmbedRunner, config: EngineConfig, device: Device, kernels: Kernels | None) -> EmbedRunner:
+    """On a CPU of several cores each computes texts of its own; the kernels share every product among theirs."""
     num_threads = config.threads or 1
-    return SplitEmbedRunner(model, num_threads) if device.kind == "cpu" and num_threads > 1 else model
+    is_split = device.kind == "cpu" and num_threads > 1 and kernels is None
+    return SplitEmbedRunner(model, num_threads) if is_split else model
 
 
 def _max_tokens(files: LocalModel, spec: EncoderSpec | DecoderSpec, embedding: EmbeddingSpec | None) -> int:

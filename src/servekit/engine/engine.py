@@ -46,7 +46,7 @@ class EngineStats:
     `open` requests are in the engine's hands, running, waiting or on their way. Seconds: `model_seconds` were spent in
     the model, `step_seconds` in whole steps; recent steps took `decode_step_seconds` without a prompt, and with one
     `prefill_token_seconds` a token (0 before the first). `last_step_age` is how long the engine thread has not come by,
-    None while nothing is open.
+    None while nothing is open. The `graph`s are those of GraphStats.
     """
 
     open: int
@@ -66,6 +66,15 @@ class EngineStats:
     decode_step_seconds: float = 0.0
     prefill_token_seconds: float = 0.0
     last_step_age: float | None = None
+    graphs: int = 0
+    graph_bytes: int = 0
+    graph_captures: int = 0
+    graph_capture_seconds: float = 0.0
+    graph_replays: int = 0
+    graph_warm_ups: int = 0
+    graph_eager_steps: int = 0
+    graph_failures: int = 0
+    graph_evictions: int = 0
 
 
 class Engine:
@@ -219,6 +228,15 @@ class Engine:
             decode_step_seconds=loop.decode_step_seconds,
             prefill_token_seconds=loop.prefill_token_seconds,
             last_step_age=self._last_step_age(),
+            graphs=loop.graphs.graphs,
+            graph_bytes=loop.graphs.bytes,
+            graph_captures=loop.graphs.captures,
+            graph_capture_seconds=loop.graphs.capture_seconds,
+            graph_replays=loop.graphs.replays,
+            graph_warm_ups=loop.graphs.warm_ups,
+            graph_eager_steps=loop.graphs.eager,
+            graph_failures=loop.graphs.failures,
+            graph_evictions=loop.graphs.evictions,
         )
 
     def _last_step_age(self) -> float | None:

@@ -5,9 +5,10 @@ The work is llguidance's. It must not know requests' text, HTTP or how a token i
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import llguidance
@@ -99,8 +100,13 @@ class Grammars:
                 entry.num_users -= 1
                 self._evict()
 
-    def allowed(self, seqs: Seq[Sequence]) -> npt.NDArray[np.bool_]:
+    def allowed(
+        self, seqs: Seq[Sequence], pending: Mapping[Sequence, int] = MappingProxyType({})
+    ) -> npt.NDArray[np.bool_]:
         """Which tokens may come next: one row of the vocabulary for each sequence, all of which have a grammar.
+
+        `pending` are last tokens that have been chosen, but that no sequence holds yet. Behind one that ended its
+        answer everything may come: it is thrown away.
 
         What a sequence has generated since the last call is taken in first, so a step that is computed again, and a
         sequence that was preempted, cost nothing and change nothing. Raises EngineError for a grammar that has become
@@ -110,14 +116,17 @@ class Grammars:
             del self._states[seq], self._num_consumed[seq]
         masks = np.zeros((len(seqs), (self._vocab_size + 31) // 32), dtype=np.int32)
         for row, seq in enumerate(seqs):
-            matcher = self._caught_up(seq)
+            if pending.get(seq) in self._eos_token_ids:
+                masks[row] = -1
+                continue
+            matcher = self._caught_up(seq, pending.get(seq))
             fill_next_token_bitmask(matcher, masks, row)
             if matcher.is_error():
                 raise EngineError(f"the grammar could not be followed: {matcher.get_error()[:MAX_ERROR_CHARS]}")
         bits = np.unpackbits(masks.view(np.uint8), axis=1, count=self._vocab_size, bitorder="little")
         return bits.astype(np.bool_)
 
-    def _caught_up(self, seq: Sequence) -> LLMatcher:
+    def _caught_up(self, seq: Sequence, pending: int | None) -> LLMatcher:
         matcher = self._states.get(seq)
         if matcher is None:
             spec = seq.request.sampling.grammar
@@ -127,6 +136,9 @@ class Grammars:
             self._states[seq], self._num_consumed[seq] = matcher, 0
         start = seq.num_prompt_tokens + self._num_consumed[seq]
         new = seq.token_ids[start:]
+        # A step that is computed again may come back to a token that has been taken in already.
+        if pending is not None and start <= seq.num_tokens:
+            new = [*new, pending]
         if new and not matcher.consume_tokens(new):
             raise EngineError(f"the grammar could not be followed: {matcher.get_error()[:MAX_ERROR_CHARS]}")
         self._num_consumed[seq] += len(new)

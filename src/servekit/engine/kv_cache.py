@@ -8,7 +8,8 @@ class KvCache:
     """One tensor a layer, `[num_blocks, block_size, 2, num_kv_heads, head_dim]`, keys at index 0 and values at 1.
 
     Keys and values of a token lie side by side, so that one indexed write stores both and one indexed read gathers
-    both. Block 0 is the null block that pads block tables: nothing is written there, so it stays zero.
+    both. Block 0 is the null block that pads block tables: no sequence's tokens are written there, only those of
+    dummies, which are finite.
     """
 
     def __init__(

@@ -15,25 +15,24 @@ from typing import Any
 import torch
 
 from servekit.config import EngineConfig
-from servekit.engine.attention.base import AttentionBackend
-from servekit.engine.attention.select import select_attention
-from servekit.engine.auto import ComputeFacts, MemoryFacts, Reasons, resolve_compute, resolve_memory
+from servekit.engine.auto import MemoryFacts, Reasons, resolve_memory
 from servekit.engine.core.scheduler import Scheduler, SchedulerConfig
 from servekit.engine.device.base import Device
 from servekit.engine.device.select import select_device
-from servekit.engine.embedding_model import BuiltEmbedder, OpenEmbedder, build_embedder
+from servekit.engine.embedding_model import BuiltEmbedder, OpenEmbedder, build_embedder, runs_on_kernels
 from servekit.engine.engine import Engine
 from servekit.engine.grammar import Grammars
+from servekit.engine.graphs import GraphCache, plan_graphs
 from servekit.engine.kv_cache import KvCache
-from servekit.engine.layers.packed import unquantised_format
-from servekit.engine.models.build import Progress, attention_shapes, build_decoder
+from servekit.engine.language_model import BlockSizes, LoadedModel, load_language_model
+from servekit.engine.memory_profile import full_step_memory
+from servekit.engine.models.build import Progress
 from servekit.engine.models.gguf import GgufSource
 from servekit.engine.models.parameters import check_parameters, expected_parameters
 from servekit.engine.models.weights import SafetensorsSource, WeightSource
 from servekit.engine.output import SamplingDefaults
-from servekit.engine.probe import DTypeProbe, probe_dtypes
+from servekit.engine.resolve import resolve_on_device
 from servekit.engine.runner import ModelRunner
-from servekit.engine.sampler import Sampler
 from servekit.engine.spec.decoder import DecoderSpec
 from servekit.engine.spec.families import read_decoder_spec
 from servekit.engine.spec.json_files import read_json, read_json_if_there
@@ -79,6 +78,7 @@ class LoadedEngine:
     num_parameters: int
     family: str
     model_config: Mapping[str, Any]
+    kernels: Mapping[str, Any]
     embedding: BuiltEmbedder | None = None
 
     def props(self) -> dict[str, Any]:
@@ -92,6 +92,8 @@ class LoadedEngine:
             "config": {**asdict(self.config), "model": self.engine.model_name},
             "reasons": dict(self.reasons),
             "kv": kv,
+            "kernels": dict(self.kernels),
+            "graphs": {**asdict(self.runner.graph_stats()), "failure": self.runner.graph_failure},
             "embedding": None if self.embedding is None else self.embedding.props(),
             "sampling_defaults": asdict(self.engine.defaults),
             "model_config": dict(self.model_config),
@@ -123,34 +125,23 @@ def load_engine(
 
     Raises ConfigError for a choice that this machine or model cannot honour.
     """
-    spec = model.spec
+    spec, asked = model.spec, config
     device, device_reason = select_device(config.device)
-    config, reasons = resolve_on_device(config, device, spec.max_position_embeddings)
-    reasons["device"] = f"{device.kind}: {device_reason}"
-    assert config.max_model_len is not None
-    dtype = _DTYPES[config.dtype]
-    backend, reasons["attention"] = select_attention(
-        config.attention, attention_shapes(spec), dtype, device.torch_device
-    )
-    linear, reasons["linear"] = unquantised_format(dtype, device.torch_device)
     tokenizer = Tokenizer.from_directory(model.files.directory)
     if tokenizer.vocab_size > spec.vocab_size:
         raise ModelError(f"the tokenizer has {tokenizer.vocab_size} tokens, but the model only {spec.vocab_size}")
-    with torch.inference_mode():
-        decoder = build_decoder(
-            spec,
-            model.source,
-            linear=linear,
-            backend=backend,
-            dtype=dtype,
-            device=device.torch_device,
-            max_positions=config.max_model_len,
-            progress=progress,
-        )
+    loaded = load_language_model(model.files, spec, model.source, config, device, progress)
     model.source.close()
-    built = None if embedder is None else build_embedder(embedder, config, device, None)
+    config, reasons = loaded.config, loaded.reasons
+    reasons["device"] = f"{device.kind}: {device_reason}"
+    built = None if embedder is None else _build_embedder_beside(loaded, embedder, asked, device)
 
-    config, memory_reasons = _resolve_memory(config, device, backend, model.shape)
+    step_memory = full_step_memory(loaded.model, device, num_tokens=config.max_num_batched_tokens or 1, config=config)
+    graph_memory, reasons["graphs"] = plan_graphs(
+        device, loaded.backend, enforce_eager=config.enforce_eager, must_have=config.graph_warmup
+    )
+    reserved = step_memory + graph_memory + (0 if built is None else built.graph_memory)
+    config, memory_reasons = _resolve_memory(config, device, loaded.blocks, model.shape, reserved)
     reasons |= memory_reasons
     plan = _plan(config, model.shape)
     cache = KvCache(
@@ -164,7 +155,27 @@ def load_engine(
     )
     limits = _scheduler_config(config, plan, tokenizer, model.files)
     grammars = Grammars(tokenizer.to_json, spec.vocab_size, tokenizer.eos_token_ids)
-    runner = ModelRunner(decoder, cache, Sampler(tokenizer.eos_token_ids, grammars), device.torch_device)
+    graphs = None
+    if graph_memory:
+        graphs = GraphCache(
+            device,
+            memory=graph_memory,
+            max_num_seqs=limits.max_num_seqs,
+            max_context_len=plan.max_model_len,
+            max_blocks=-(-plan.max_model_len // plan.block_size),
+        )
+    runner = ModelRunner(
+        loaded.model,
+        cache,
+        device,
+        max_num_seqs=limits.max_num_seqs,
+        eos_token_ids=tokenizer.eos_token_ids,
+        grammars=grammars,
+        graphs=graphs,
+        kernels=loaded.kernels,
+    )
+    if config.graph_warmup:
+        runner.warm_up()
     engine = Engine(
         model_name=model.files.name,
         scheduler=Scheduler(limits),
@@ -181,15 +192,16 @@ def load_engine(
         engine=engine,
         runner=runner,
         limits=limits,
-        config=replace(config, attention=backend.name),  # type: ignore[arg-type]  # backends are named by the choices
+        config=config,
         reasons=reasons,
         plan=plan,
         device=device,
         kv_bytes=cache.nbytes,
-        weights_bytes=decoder.nbytes,
+        weights_bytes=loaded.model.nbytes,
         num_parameters=sum(math.prod(shape) for shape in expected_parameters(spec).values()),
         family=spec.family,
         model_config=model.config,
+        kernels=loaded.describe(),
         embedding=built,
     )
 
@@ -204,42 +216,35 @@ def read_sampling_defaults(directory: Path) -> SamplingDefaults:
     return SamplingDefaults(**found)
 
 
-def resolve_on_device(config: EngineConfig, device: Device, context: int) -> tuple[EngineConfig, Reasons]:
-    """Ask the device for what the open choices depend on, and resolve them. `context` is the model's own."""
-    if config.max_model_len is not None and config.max_model_len > context:
-        raise ConfigError(
-            f"--max-model-len {config.max_model_len} is more than the model's context of {context}",
-            param="max_model_len",
-        )
-    torch.set_num_threads(config.threads or device.default_threads())
-    is_open = "auto" in (config.dtype, config.kv_dtype)
-    # A GPU of the supported kinds computes bfloat16 at least as fast; only a CPU has to be asked.
-    probe = probe_dtypes(device.torch_device) if is_open and device.kind == "cpu" else DTypeProbe(0.5, 0.5)
-    facts = ComputeFacts(
-        device=device.kind,
-        threads=device.default_threads(),
-        batched_tokens=device.default_batched_tokens,
-        linear_ratio=probe.linear_ratio,
-        attention_ratio=probe.attention_ratio,
-    )
-    return resolve_compute(config, facts, context)
+def _build_embedder_beside(
+    loaded: LoadedModel, embedder: OpenEmbedder, asked: EngineConfig, device: Device
+) -> BuiltEmbedder:
+    """The embedding model next to one that writes, in numbers of its own where that one is quantised."""
+    if loaded.kernels is None:
+        return build_embedder(embedder, loaded.config, device, None)
+    attention = "auto" if asked.attention == "native" else asked.attention
+    open_choices = replace(asked, quantize="none", attention=attention)
+    config, _ = resolve_on_device(open_choices, device, embedder.spec.max_position_embeddings)
+    torch.set_num_threads(1)
+    kernels = loaded.kernels if runs_on_kernels(embedder.spec, config, loaded.kernels.isa) else None
+    return build_embedder(embedder, config, device, None, kernels=kernels)
 
 
 def _resolve_memory(
-    config: EngineConfig, device: Device, backend: AttentionBackend[Any], shape: ModelShape
+    config: EngineConfig, device: Device, blocks: BlockSizes, shape: ModelShape, reserved: int
 ) -> tuple[EngineConfig, Reasons]:
     block_size = config.block_size
-    if block_size is not None and block_size % backend.block_size_multiple:
+    if block_size is not None and block_size % blocks.multiple:
         raise ConfigError(
-            f"--block-size {block_size} is not a multiple of {backend.block_size_multiple}, "
-            f"which {backend.name} attention needs",
+            f"--block-size {block_size} is not a multiple of {blocks.multiple}, "
+            f"which {config.attention} attention needs",
             param="block_size",
         )
     facts = MemoryFacts(
-        free=device.free_memory(),
-        share=device.kv_share,
+        free=max(0, device.free_memory() - reserved),
+        share=config.memory_utilization or device.kv_share,
         bytes_per_token=kv_block_bytes(shape, block_size=1, kv_dtype=config.kv_dtype),
-        block_size=backend.default_block_size,
+        block_size=blocks.default,
     )
     return resolve_memory(config, facts)
 
@@ -269,5 +274,7 @@ def _scheduler_config(config: EngineConfig, plan: PoolPlan, tokenizer: Tokenizer
         static_wait=config.static_wait,
         enable_prefix_caching=config.prefix_cache,
         eos_token_ids=tokenizer.eos_token_ids,
-        cache_seed=hashlib.sha256(f"{files.source}|{config.dtype}|{config.kv_dtype}".encode()).digest(),
+        cache_seed=hashlib.sha256(
+            f"{files.source}|{config.dtype}|{config.quantize}|{config.kv_dtype}".encode()
+        ).digest(),
     )

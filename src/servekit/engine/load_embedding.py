@@ -4,17 +4,22 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import torch
+
 from servekit.config import EngineConfig
 from servekit.engine.auto import Reasons
 from servekit.engine.core.scheduler import Scheduler, SchedulerConfig
 from servekit.engine.device.base import Device
 from servekit.engine.device.select import select_device
-from servekit.engine.embedding_model import BuiltEmbedder, OpenEmbedder, build_embedder
+from servekit.engine.embedding_model import BuiltEmbedder, OpenEmbedder, build_embedder, runs_on_kernels
 from servekit.engine.engine import Engine
-from servekit.engine.load import resolve_on_device
+from servekit.engine.native.kernels import Kernels
+from servekit.engine.native.library import load_library
 from servekit.engine.output import SamplingDefaults
+from servekit.engine.resolve import resolve_on_device
 from servekit.engine.step import NoRunner
 from servekit.engine.text.tokenizer import Tokenizer
+from servekit.errors import ConfigError
 
 _TOKENS_A_CORE = 512
 """Matrix products of a core are at their full rate from 256 tokens on; twice that lets texts be dealt evenly."""
@@ -44,18 +49,36 @@ class LoadedEmbeddingEngine:
         }
 
 
+def _kernels(opened: OpenEmbedder, config: EngineConfig) -> Kernels | None:
+    """The CPU kernels, where they are the faster way to compute this model."""
+    library, _ = load_library()
+    if library is None or not runs_on_kernels(opened.spec, config, library.isas[0]):
+        return None
+    # One pool computes at a time; torch adds up embeddings and pools, with one thread.
+    torch.set_num_threads(1)
+    assert config.threads is not None
+    return Kernels(library, config.threads)
+
+
 def load_embedding_engine(opened: OpenEmbedder, config: EngineConfig) -> LoadedEmbeddingEngine:
     """Resolve every open choice and load the weights.
 
     Raises ConfigError for a choice that this machine or model cannot honour.
     """
     asked_for, budget = config.max_model_len, config.max_num_batched_tokens
+    if config.quantize not in ("auto", "none"):
+        raise ConfigError(
+            f"--quantize {config.quantize}: models that only embed are computed in their own numbers",
+            hint="leave --quantize out",
+            param="quantize",
+        )
+    config = replace(config, quantize="none")
     device, device_reason = select_device(config.device)
     config, reasons = resolve_on_device(config, device, opened.spec.max_position_embeddings)
     reasons["device"] = f"{device.kind}: {device_reason}"
     if budget is None:
         config, reasons["max_num_batched_tokens"] = _with_budget(config, device)
-    built = build_embedder(opened, config, device, asked_for)
+    built = build_embedder(opened, config, device, asked_for, kernels=_kernels(opened, config))
     reasons["attention"] = built.attention
     if asked_for is None:
         reasons["max_model_len"] = f"{built.embedder.max_tokens}: the longest text that the model's files allow"

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from servekit.engine.core.embed_queue import EmbedRequest
 from servekit.engine.core.preview import Preview
 from servekit.engine.core.request import FinishReason, Request, SampledToken, Update
-from servekit.engine.core.scheduler import ScheduleOutput, Scheduler, SchedulerStats
-from servekit.engine.core.sequence import Sequence
+from servekit.engine.core.scheduler import ScheduledSequence, ScheduleOutput, Scheduler, SchedulerStats
+from servekit.engine.core.sequence import Sequence, SequenceStatus
+from servekit.engine.device.lazy import LazyResult
 from servekit.engine.embed_work import EmbedStats, EmbedWork
-from servekit.engine.step import Runner, StepTokens
+from servekit.engine.step import GraphStats, Runner, StepTokens
 
 log = logging.getLogger("servekit.engine")
 
@@ -77,6 +78,16 @@ _RECENT = 0.2
 
 
 @dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A step whose tokens have not been read. Seconds: `began` on the monotonic clock, `launch` inside the runner."""
+
+    output: ScheduleOutput
+    result: LazyResult[StepTokens]
+    began: float
+    launch: float
+
+
+@dataclass(frozen=True, slots=True)
 class SlotState:
     """One running sequence. Milliseconds: `prefill_ms` and `decode_ms` so far.
 
@@ -114,10 +125,14 @@ class LoopStats:
     decode_step_seconds: float
     prefill_token_seconds: float
     embedding: EmbedStats
+    graphs: GraphStats
 
 
 class EngineLoop:
     """Runs `scheduler` and `runner` on its own thread and hands every step's updates to `deliver` in one call.
+
+    Where the runner can be ahead of its device, a step is scheduled and launched before the tokens of the one before it
+    are read. A sequence that turns out to have ended there has a token too many in the step behind, which is dropped.
 
     `deliver` is called on the engine thread; `on_death` once, if the thread ends by a fault of ours. `embeddings` get
     what each step leaves of the token budget.
@@ -136,6 +151,7 @@ class EngineLoop:
         self._deliver = deliver
         self._on_death = on_death
         self._embeddings = embeddings
+        self._in_flight: deque[_InFlight] = deque()
         self._inbox: deque[Message] = deque()
         self._wake = threading.Event()
         self._stopping = False
@@ -146,6 +162,7 @@ class EngineLoop:
         self._decode_step_seconds = 0.0
         self._prefill_token_seconds = 0.0
         self._last_turn = time.monotonic()
+        self._last_landed = 0.0
         self._stats = self._snapshot()
         self._thread = threading.Thread(target=self._run, name="servekit-engine", daemon=True)
 
@@ -202,7 +219,7 @@ class EngineLoop:
 
     def _take_inbox(self) -> None:
         """Handle every message that is there; sleep first when there is nothing to compute."""
-        if not self._inbox and not self._scheduler.has_work and not self._has_texts:
+        if not self._inbox and not self._scheduler.has_work and not self._has_texts and not self._in_flight:
             self._wake.wait()
         self._wake.clear()
         while self._inbox:
@@ -235,26 +252,64 @@ class EngineLoop:
         began = time.monotonic()
         output = self._scheduler.schedule(began)
         if output.is_empty:
+            if self._in_flight:
+                self._land(self._in_flight.popleft())
+                return 0
             deadline = self._scheduler.next_deadline()
             if deadline is not None and not self._stopping and not self._has_texts:
                 self._wake.wait(max(0.0, deadline - began))
             return 0
-        model_began = time.monotonic()
-        failures: list[Update] = []
+        self._launch(output, began)
+        while len(self._in_flight) > self._runner.steps_ahead:
+            self._land(self._in_flight.popleft())
+        return output.num_batched_tokens
+
+    def _launch(self, output: ScheduleOutput, began: float) -> None:
+        launched = time.monotonic()
         try:
-            tokens: StepTokens = self._runner.step(output).get()
+            result = self._runner.step(output)
         except Exception:
             log.exception("a step with %d sequences failed; computing them one by one", len(output.scheduled))
-            tokens, failures = self._step_one_by_one(output)
+            # What it was launched behind has to be known first: its sequences are computed from known tokens alone.
+            while self._in_flight:
+                self._land(self._in_flight.popleft())
+            self._apply_one_by_one(output, began, launched)
+            return
+        self._in_flight.append(_InFlight(output, result, began, time.monotonic() - launched))
+        if self._runner.steps_ahead:
+            self._scheduler.launched(output)
+
+    def _land(self, step: _InFlight) -> None:
+        """Read a step's tokens and let them take effect."""
+        read = time.monotonic()
+        try:
+            tokens = step.result.get()
+        except Exception:
+            log.exception("a step with %d sequences failed; computing them one by one", len(step.output.scheduled))
+            self._give_up_in_flight()
+            self._apply_one_by_one(step.output, step.began, read - step.launch)
+            return
         now = time.monotonic()
-        self._model_seconds += now - model_began
+        self._model_seconds += step.launch + now - read
+        self._apply(step.output, tokens, [], step.began, now)
+
+    def _give_up_in_flight(self) -> None:
+        """Forget the steps behind a failed one, newest first: they were computed from its tokens."""
+        while self._in_flight:
+            self._scheduler.retract(self._in_flight.pop().output)
+
+    def _apply(
+        self, output: ScheduleOutput, tokens: StepTokens, failures: list[Update], began: float, now: float
+    ) -> None:
         updates = self._scheduler.apply(output, tokens, now) + failures
         if updates:
             self._deliver(updates)
         self._num_steps += 1
         self._num_batched_tokens += output.num_batched_tokens
-        self._record_step(output, time.monotonic() - began)
-        return output.num_batched_tokens
+        # Steps overlap where one is ahead of the device: its own time begins where the one before it ended.
+        now = time.monotonic()
+        self._record_step(output, now - max(began, self._last_landed))
+        self._last_landed = now
 
     def _record_step(self, output: ScheduleOutput, seconds: float) -> None:
         self._step_seconds += seconds
@@ -263,26 +318,33 @@ class EngineLoop:
         else:
             self._prefill_token_seconds = _recent(self._prefill_token_seconds, seconds / output.num_batched_tokens)
 
-    def _step_one_by_one(self, output: ScheduleOutput) -> tuple[StepTokens, list[Update]]:
+    def _apply_one_by_one(self, output: ScheduleOutput, began: float, model_began: float) -> None:
         """Compute each sequence of a failed step alone, so that only those that really fail are lost.
 
         Safe to repeat: a step writes the same keys and values into the same slots. A failed sequence is aborted here,
-        and the scheduler ignores the token that stands in for its own.
+        and so left out of what is applied, like those that have ended or lost their blocks since.
         """
+        computed: list[ScheduledSequence] = []
         tokens: list[SampledToken | None] = []
         failures: list[Update] = []
         for scheduled in output.scheduled:
+            if scheduled.seq.status is not SequenceStatus.RUNNING:
+                continue
             alone = replace(output, scheduled=(scheduled,), num_batched_tokens=scheduled.num_new_tokens)
             try:
                 tokens.append(self._runner.step(alone).get()[0])
+                computed.append(scheduled)
             except Exception:
                 request_id = scheduled.seq.request.request_id
                 log.exception("request %s fails on its own", request_id)
                 self._scheduler.abort(request_id)
                 error = "the model could not compute this request"
                 failures.append(Update(request_id, finish_reason=FinishReason.ERROR, error=error))
-                tokens.append(SampledToken(0) if scheduled.needs_sample else None)
-        return tokens, failures
+        now = time.monotonic()
+        self._model_seconds += now - model_began
+        num_tokens = sum(scheduled.num_new_tokens for scheduled in computed)
+        applied = replace(output, scheduled=tuple(computed), num_batched_tokens=num_tokens)
+        self._apply(applied, tokens, failures, began, now)
 
     def _slot_state(self, seq: Sequence, now: float) -> SlotState:
         assert seq.first_scheduled_time is not None, f"{seq} runs, but was never scheduled"
@@ -313,6 +375,7 @@ class EngineLoop:
             decode_step_seconds=self._decode_step_seconds,
             prefill_token_seconds=self._prefill_token_seconds,
             embedding=EmbedStats() if self._embeddings is None else self._embeddings.stats(),
+            graphs=self._runner.graph_stats(),
         )
 
 

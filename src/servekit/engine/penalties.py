@@ -1,18 +1,26 @@
 """Everything that moves single logits before a token is chosen: penalties, bias, and stops that min_tokens forbids.
 
 Only the tokens concerned are touched, found from the sequences' own token lists, so no counter of the vocabulary's size
-is kept for each slot and a resumed sequence needs no restoring.
+is kept for each slot and a resumed sequence needs no restoring. They are gathered on the host as pairs of a row and a
+token id; a token that only the device knows yet is counted there.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from servekit.engine.core.request import SamplingParams
 from servekit.engine.core.sequence import Sequence
 
 FORBIDDEN = float("-inf")
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
 
 
 def needs_adjustment(params: SamplingParams) -> bool:
@@ -26,32 +34,100 @@ def needs_adjustment(params: SamplingParams) -> bool:
     )
 
 
-def adjust_logits(logits: torch.Tensor, seqs: Seq[Sequence], eos_token_ids: frozenset[int]) -> torch.Tensor:
-    """A copy of `logits` [S, vocab] with every sequence's penalties, bias and forbidden stops applied."""
-    out = logits.clone()
-    for row, seq in enumerate(seqs):
+def _is_penalised(params: SamplingParams) -> bool:
+    return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustments:
+    """What moves in a batch of S rows: N pairs that are penalised, B that are biased, F that are forbidden.
+
+    Presence, frequency and repetition are those of each row; `counts` how often the answer has the token by now.
+    """
+
+    penalties: FloatArray  # [S, 3]
+    seen: IntArray  # [2, N] row and token id
+    counts: FloatArray  # [N]
+    biased: IntArray  # [2, B]
+    biases: FloatArray  # [B]
+    forbidden: IntArray  # [2, F]
+
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """In the order in which `adjust_logits` takes them back as tensors."""
+        return [self.penalties, self.seen, self.counts, self.biased, self.biases, self.forbidden]
+
+
+def gather_adjustments(seqs: Seq[Sequence], num_outputs: Seq[int], eos_token_ids: frozenset[int]) -> Adjustments:
+    """For `seqs`, the token to be chosen being number `num_outputs` of each answer, counted from 0."""
+    penalties = np.zeros((len(seqs), 3), dtype=np.float32)
+    seen: list[IntArray] = []
+    counts: list[npt.NDArray[Any]] = []
+    biased: list[tuple[int, int]] = []
+    biases: list[float] = []
+    forbidden: list[tuple[int, int]] = []
+    for row, (seq, num_output) in enumerate(zip(seqs, num_outputs, strict=True)):
         params = seq.request.sampling
-        if not needs_adjustment(params):
-            continue
-        if params.repetition_penalty != 1.0:
-            seen = _ids(np.unique(seq.token_ids), logits)
-            values = out[row, seen]
-            penalty = params.repetition_penalty
-            out[row, seen] = torch.where(values > 0, values / penalty, values * penalty)
-        generated = seq.token_ids[seq.num_prompt_tokens :]
-        if generated and (params.presence_penalty or params.frequency_penalty):
-            ids, counts = np.unique(generated, return_counts=True)
-            lost = params.presence_penalty + params.frequency_penalty * torch.from_numpy(counts).to(out)
-            out[row, _ids(ids, logits)] -= lost
-        if params.logit_bias:
-            ids_, biases = zip(*params.logit_bias.items(), strict=True)
-            out[row, _ids(np.array(ids_), logits)] += torch.tensor(biases, dtype=out.dtype, device=out.device)
-        if seq.num_output_tokens < params.min_tokens:
+        penalties[row] = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
+        if _is_penalised(params):
+            ids, firsts = np.unique(np.array(seq.token_ids, dtype=np.int64), return_inverse=True)
+            seen.append(np.stack((np.full(len(ids), row, dtype=np.int64), ids)))
+            counts.append(np.bincount(firsts[seq.num_prompt_tokens :], minlength=len(ids)))
+        biased += [(row, token_id) for token_id in params.logit_bias]
+        biases += params.logit_bias.values()
+        if num_output < params.min_tokens:
             stops = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | eos_token_ids
-            if stops:
-                out[row, _ids(np.array(sorted(stops)), logits)] = FORBIDDEN
+            forbidden += [(row, token_id) for token_id in sorted(stops)]
+    return Adjustments(
+        penalties=penalties,
+        seen=np.concatenate(seen, axis=1) if seen else np.zeros((2, 0), dtype=np.int64),
+        counts=np.concatenate(counts).astype(np.float32) if counts else np.zeros(0, dtype=np.float32),
+        biased=np.array(biased, dtype=np.int64).reshape(-1, 2).T,
+        biases=np.array(biases, dtype=np.float32),
+        forbidden=np.array(forbidden, dtype=np.int64).reshape(-1, 2).T,
+    )
+
+
+def adjust_logits(logits: torch.Tensor, tensors: Iterator[torch.Tensor], pending: torch.Tensor | None) -> torch.Tensor:
+    """A copy of `logits` [S, vocab] with everything applied. `tensors` are Adjustments.arrays on the device.
+
+    `pending` [S] are the last tokens that the host does not know yet, -1 for none.
+    """
+    penalties, seen, counts, biased, biases, forbidden = (next(tensors) for _ in range(6))
+    out = logits.clone()
+    rows, ids = seen
+    if seen.shape[1]:
+        is_pending = None
+        if pending is not None:
+            is_pending = ids == pending[rows]
+            counts = counts + is_pending
+        out[rows, ids] = _penalised(out[rows, ids], counts, penalties[rows])
+        if pending is not None and is_pending is not None:
+            _penalise_new(logits, out, pending, rows[:, None], is_pending, penalties)
+    if biased.shape[1]:
+        out[biased[0], biased[1]] += biases
+    if forbidden.shape[1]:
+        out[forbidden[0], forbidden[1]] = torch.full_like(forbidden[0], FORBIDDEN, dtype=out.dtype)
     return out
 
 
-def _ids(values: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]", like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(values.astype(np.int64)).to(like.device)
+def _penalise_new(
+    logits: torch.Tensor,
+    out: torch.Tensor,
+    pending: torch.Tensor,
+    rows: torch.Tensor,
+    is_pending: torch.Tensor,
+    penalties: torch.Tensor,
+) -> None:
+    """Penalise each row's pending token that its sequence has had nowhere before."""
+    all_rows = torch.arange(len(pending), device=pending.device)
+    is_known = torch.zeros_like(pending).scatter_add_(0, rows.flatten(), is_pending.to(pending.dtype)) > 0
+    ids = pending.clamp(min=0)
+    moved = _penalised(logits[all_rows, ids], torch.ones_like(logits[:, 0]), penalties)
+    out[all_rows, ids] = torch.where((pending >= 0) & ~is_known, moved, out[all_rows, ids])
+
+
+def _penalised(values: torch.Tensor, counts: torch.Tensor, penalties: torch.Tensor) -> torch.Tensor:
+    """`values` [N] with the `penalties` [N, 3] of their rows, for tokens that the answer has `counts` [N] times."""
+    presence, frequency, repetition = penalties.unbind(1)
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    return values - (presence * (counts > 0) + frequency * counts)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from servekit.engine.layers.linear import DenseWeight
 from servekit.engine.layers.packed import unquantised_format
 
 _ROUNDS = 12
@@ -50,7 +51,7 @@ def _ratio(make: Callable[[torch.dtype, torch.device], Callable[[], object]], de
 def _linear(dtype: torch.dtype, device: torch.device) -> Callable[[], object]:
     x = torch.ones(16, 1024, dtype=dtype, device=device)
     linear_format, _ = unquantised_format(dtype, device)
-    linear = linear_format.build([torch.ones(2048, 1024)], None)
+    linear = linear_format.build([DenseWeight(torch.ones(2048, 1024))], None)
     return lambda: linear(x)
 
 

@@ -18,6 +18,8 @@ _GAUGES = {
     "live_blocks": ("kv_blocks_live", "KV blocks that running requests hold"),
     "cached_blocks": ("kv_blocks_cached", "KV blocks that only the prefix cache holds"),
     "free_blocks": ("kv_blocks_free", "KV blocks that hold nothing"),
+    "graphs": ("graphs", "Captured graphs that are ready"),
+    "graph_bytes": ("graph_bytes", "Device memory that captured graphs take"),
 }
 _COUNTERS = {
     "preemptions": ("num_preemptions", "Requests sent back to the waiting line for want of a KV block"),
@@ -27,6 +29,13 @@ _COUNTERS = {
     "batched_tokens": ("engine_batched_tokens", "Tokens computed in all steps"),
     "model_seconds": ("engine_model_seconds", "Seconds spent in the model"),
     "step_seconds": ("engine_step_seconds", "Seconds spent in whole steps"),
+    "graph_captures": ("graph_captures", "Graphs captured"),
+    "graph_capture_seconds": ("graph_capture_seconds", "Seconds spent capturing graphs"),
+    "graph_replays": ("graph_replays", "Steps replayed as a graph"),
+    "graph_warm_ups": ("graph_warm_ups", "Steps run piece by piece on the batch of a graph to come"),
+    "graph_eager_steps": ("graph_eager_steps", "Steps without a graph for their size, where there are graphs"),
+    "graph_failures": ("graph_failures", "Graphs that could not be captured"),
+    "graph_evictions": ("graph_evictions", "Graphs given up for want of memory"),
 }
 _EMBEDDING_GAUGES = {
     "waiting": ("embedding_requests_waiting", "Embedding requests with texts that wait for a step"),

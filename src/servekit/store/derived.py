@@ -13,7 +13,7 @@ from typing import Any
 from servekit.errors import ModelError
 from servekit.store.gguf_config import gguf_config, gguf_generation_config
 from servekit.store.gguf_metadata import GgufFile
-from servekit.store.paths import derived_dir
+from servekit.store.paths import derived_dir, home_dir
 
 # Raised whenever the content of the derived files changes, so that older ones are written again.
 _FORMAT = 1
@@ -56,6 +56,17 @@ def derived_folder(gguf: Path) -> Path:
     resolved, status = gguf.resolve(), gguf.stat()
     identity = f"{resolved}\n{status.st_size}\n{status.st_mtime_ns}"
     return derived_dir() / hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def packed_folder(directory: Path) -> Path:
+    """Where weights packed from a model with its config.json in `directory` are kept.
+
+    A folder of servekit's own keeps them itself; for one that belongs to somebody else there is one in the store.
+    """
+    directory = directory.resolve()
+    if directory.is_relative_to(home_dir().resolve()):
+        return directory
+    return derived_dir() / hashlib.sha256(os.fsencode(directory)).hexdigest()[:32]
 
 
 def _is_current(folder: Path) -> bool:

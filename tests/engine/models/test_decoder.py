@@ -1,5 +1,7 @@
 """Every family equals transformers: logits in one piece, and greedy tokens however the work is cut up."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -24,7 +26,7 @@ def _prompt(length: int, seed: int = 0) -> list[int]:
     return ids
 
 
-def _cacheless_batch(prompts: list[list[int]]) -> Batch:
+def cacheless_batch(prompts: list[list[int]]) -> Batch:
     lengths = np.array([len(prompt) for prompt in prompts])
     return Batch(
         input_ids=torch.tensor([token_id for prompt in prompts for token_id in prompt]),
@@ -45,7 +47,7 @@ def test_logits_equal_transformers_for_a_ragged_batch(tiny: TinyModel, backend: 
     decoder = load_decoder(tiny.directory, backend=backend)
     prompts = [_prompt(length) for length in _LENGTHS]
     with torch.inference_mode():
-        logits = decoder.logits(decoder.forward(_cacheless_batch(prompts), None))
+        logits = decoder.logits(decoder.forward(cacheless_batch(prompts), None))
     expected = torch.cat([tiny.logits(prompt) for prompt in prompts])
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
@@ -55,7 +57,7 @@ def test_greedy_equals_transformers_alone_and_however_it_is_scheduled(tiny: Tiny
     prompts = {f"r{length}": _prompt(length) for length in (*_LENGTHS, 33, 90)}
     expected = {name: tiny.greedy(prompt, 24) for name, prompt in prompts.items()}
 
-    def outputs(**config: object) -> tuple[dict[str, list[int]], Stepper]:
+    def outputs(**config: Any) -> tuple[dict[str, list[int]], Stepper]:
         stepper = Stepper(decoder, **config)
         for name, prompt in prompts.items():
             stepper.add(name, prompt, max_tokens=24, ignore_eos=True)

@@ -48,7 +48,7 @@ def _text(length: int, seed: int = 0) -> list[int]:
     return ids
 
 
-def _batch(texts: list[list[int]]) -> Batch:
+def ragged_batch(texts: list[list[int]]) -> Batch:
     lengths = np.array([len(text) for text in texts])
     return Batch(
         input_ids=torch.tensor([token_id for text in texts for token_id in text]),
@@ -69,8 +69,8 @@ def test_hidden_states_equal_transformers_in_a_ragged_batch(tiny: TinyModel, bac
     encoder = _load(tiny, backend)
     texts = [_text(length, seed) for seed, length in enumerate(_LENGTHS)]
     with torch.inference_mode():
-        hidden = encoder.forward(_batch(texts))
-        alone = torch.cat([encoder.forward(_batch([text])) for text in texts])
+        hidden = encoder.forward(ragged_batch(texts))
+        alone = torch.cat([encoder.forward(ragged_batch([text])) for text in texts])
     expected = torch.cat([hidden_states(tiny, text) for text in texts])
     torch.testing.assert_close(hidden, expected, atol=1e-4, rtol=0)
     torch.testing.assert_close(alone, expected, atol=1e-4, rtol=0)

@@ -83,6 +83,20 @@ def test_llama_projections_are_put_back_in_halves(tmp_path: Path) -> None:
             np.testing.assert_array_equal(loaded.numpy(), original[f"blk.0.{part}.weight"])
 
 
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_blocks_are_the_stored_rows_in_the_order_of_the_loaded_ones(tmp_path: Path, kind: str) -> None:
+    quantisation = GGMLQuantizationType[kind]
+    kinds = {f"blk.0.{part}.weight": quantisation for part in ("attn_q", "attn_k", "attn_v", "ffn_down")}
+    names = [f"model.layers.0.{module}.weight" for module in ("self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj")]
+    with opened(write_gguf(tmp_path / "m.gguf", kinds=kinds)) as source:
+        for name in names:
+            blocks = source.blocks(name)
+            assert blocks is not None
+            np.testing.assert_array_equal(gguf.quants.dequantize(blocks, quantisation), source.load(name).numpy())
+            del blocks  # a view of the file, which has to be closed
+        assert source.blocks("model.layers.0.mlp.up_proj.weight") is None
+
+
 def test_llama_projection_biases_are_put_back_too(tmp_path: Path) -> None:
     bias = np.arange(HEADS * HEAD_DIM, dtype=np.float32)
     weights = tensors(vocab_size=VOCAB) | {"blk.0.attn_q.bias": interleave(bias, HEADS)}
@@ -107,7 +121,7 @@ def test_storage_types_are_dequantised(tmp_path: Path, kind: str) -> None:
     path = write_gguf(tmp_path / "m.gguf", weights=weights, kinds={"blk.0.ffn_up.weight": quantisation})
     name = "model.layers.0.mlp.up_proj.weight"
     with opened(path) as source:
-        assert source.quantisation(name) == kind
+        assert source.stored(name) == ("float" if kind in ("F32", "F16", "BF16") else kind)
         assert source.shapes()[name] == (INNER, HIDDEN)
         loaded = source.load(name)
     assert loaded.dtype == torch.float32

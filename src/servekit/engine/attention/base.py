@@ -16,7 +16,7 @@ class AttentionShape:
     """What one layer needs. `window` W lets a token see itself and the W - 1 before it; None means all.
 
     `softcap` c bounds scores by c * tanh(score / c) after scaling. Without `causal` a token sees both ways, and its
-    window reaches as far forward as back; such a batch has no KV cache.
+    window reaches as far forward as back; such a batch has no KV cache. `has_bias`: `forward` is given one.
     """
 
     num_heads: int
@@ -26,15 +26,19 @@ class AttentionShape:
     window: int | None = None
     softcap: float | None = None
     causal: bool = True
+    has_bias: bool = False
 
 
 class AttentionBackend(ABC, Generic[PlanT]):
     """Attention over a ragged batch.
 
     `block_size_multiple` is what the block size must be divisible by; `default_block_size` what it does best with.
+    `is_capturable`: it plans from the batch's tensors and `longest` alone, so that a recorded step serves any batch of
+    its size.
     """
 
     name: str
+    is_capturable: bool = False
     block_size_multiple: int = 1
     default_block_size: int = 16
 

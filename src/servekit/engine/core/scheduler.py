@@ -6,6 +6,9 @@ the time is an argument, so that a simulation runs the same code.
 A step is `schedule(now)`, the forward pass, `apply(output, tokens, now)`. Nothing advances before `apply`: a step that
 failed can be dropped and scheduled again. In between requests may be added and aborted.
 
+Where the device runs behind the host, `launched(output)` lets the next step be scheduled before this one is applied:
+the next token of a decoding sequence is then one that is still being chosen. Steps are applied in their order.
+
 One rule covers prefill, chunked prefill, prefix hits, decode and resume: under the budget of `max_num_batched_tokens`
 a sequence lets `num_computed_tokens` catch up with `num_tokens` (Orca, OSDI '22; Sarathi-Serve, arXiv:2403.02310).
 
@@ -21,7 +24,7 @@ with `length`, as at the edge of the context. A step that preempted admits nobod
 """
 
 from bisect import insort
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -82,7 +85,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
-    """A sequence's part in a step: the next `num_new_tokens` (one or more) after its `num_computed_tokens`.
+    """A sequence's part in a step: `num_new_tokens` (one or more) from position `start` on.
 
     `needs_sample` is True when that reaches its last token, whose logits give the next one.
     """
@@ -90,6 +93,12 @@ class ScheduledSequence:
     seq: Sequence
     num_new_tokens: int
     needs_sample: bool
+    start: int
+
+    @property
+    def end(self) -> int:
+        """The position after its last token in this step."""
+        return self.start + self.num_new_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +157,7 @@ class Scheduler:
         self._num_preemptions = 0
         self._step_idx = 0
         self._is_in_flight = False
+        self._launched: deque[ScheduleOutput] = deque()
 
     @property
     def num_running(self) -> int:
@@ -215,10 +225,13 @@ class Scheduler:
         num_preemptions_before = self._num_preemptions
         # Victims are taken from the end of the list that is being walked, so they have never been granted anything.
         for seq in self._running:
-            if len(seq.token_ids) - seq.num_computed_tokens > 1:
+            start = seq.num_computed_tokens + seq.num_launched_tokens
+            if len(seq.token_ids) + seq.num_pending_tokens - start > 1:
                 behind.append(seq)
+            elif seq.num_pending_tokens and self._ends_when_read(seq):
+                continue
             elif self._make_room(seq):
-                scheduled.append(ScheduledSequence(seq, 1, True))
+                scheduled.append(ScheduledSequence(seq, 1, True, start))
                 budget -= 1
         for seq in behind:
             if budget == 0:
@@ -235,6 +248,22 @@ class Scheduler:
         self._is_in_flight = True
         num_batched_tokens = self.config.max_num_batched_tokens - budget
         return ScheduleOutput(tuple(scheduled), num_batched_tokens, num_preempted, self._step_idx)
+
+    def launched(self, output: ScheduleOutput) -> None:
+        """The last scheduled step is being computed and will be applied later: schedule the next one behind it."""
+        assert self._is_in_flight, "a step can be launched only once"
+        assert output.step_idx == self._step_idx, "only the last scheduled step can be launched"
+        self._is_in_flight = False
+        self._launched.append(output)
+        for item in output.scheduled:
+            item.seq.num_launched_tokens += item.num_new_tokens
+            item.seq.num_pending_tokens += item.needs_sample
+
+    def retract(self, output: ScheduleOutput) -> None:
+        """The step that was launched last is given up, as if it had never been scheduled."""
+        assert self._launched, "nothing is in flight"
+        assert self._launched[-1].step_idx == output.step_idx, "only the last launched step can be given up"
+        self._settle(self._launched.pop())
 
     def preview(self, request: Request) -> Preview:
         """What the request would meet if it were added now. Raises as `check`."""
@@ -255,25 +284,32 @@ class Scheduler:
         return self._admission.deadline(len(self._running))
 
     def apply(self, output: ScheduleOutput, tokens: Iterable[SampledToken | None], now: float) -> list[Update]:
-        """Take in the results of the last scheduled step: one entry for each of `output.scheduled`, None for none.
+        """Take in the results of the oldest launched step, or else of the last scheduled one: one entry for each of
+        `output.scheduled`, None for none.
 
-        Gives an update for each sequence that got a token. Those aborted since `schedule` are passed over; those that
+        Gives an update for each sequence that got a token. Those ended since `schedule` are passed over; those that
         could not be computed may be left out of `output`, and are scheduled again unless aborted. A stop token is part
         of the update; it stops only once the sequence has `min_tokens`, this one counted.
         """
-        assert self._is_in_flight, "a step can be applied only once"
-        assert output.step_idx == self._step_idx, "only the last scheduled step can be applied"
-        self._is_in_flight = False
+        if self._launched:
+            assert output.step_idx == self._launched[0].step_idx, "launched steps are applied in their order"
+            self._settle(self._launched.popleft())
+        else:
+            assert self._is_in_flight, "a step can be applied only once"
+            assert output.step_idx == self._step_idx, "only the last scheduled step can be applied"
+            self._is_in_flight = False
         updates: list[Update] = []
         for item, sampled in zip(output.scheduled, tokens, strict=True):
             seq = item.seq
             assert (sampled is not None) is item.needs_sample, f"{seq} has a token too many or too few"
-            if seq.status is not SequenceStatus.RUNNING:
+            if seq.status is SequenceStatus.FINISHED:
                 continue
-            seq.num_computed_tokens += item.num_new_tokens
             seq.num_steps += 1
             seq.num_batch_mates += len(output.scheduled)
-            self.prefix_cache.publish(seq)
+            # One that was preempted since it was launched has lost its blocks, but the token out of them is good.
+            if seq.status is SequenceStatus.RUNNING:
+                seq.num_computed_tokens += item.num_new_tokens
+                self.prefix_cache.publish(seq)
             if sampled is not None:
                 updates.append(self._append(seq, sampled, now))
         return updates
@@ -330,14 +366,30 @@ class Scheduler:
 
     def _grant(self, seq: Sequence, budget: int, scheduled: list[ScheduledSequence]) -> int:
         """Give a sequence as many of the tokens it is behind as the budget allows; how many that is."""
-        num_behind = seq.num_tokens - seq.num_computed_tokens
+        start = seq.num_computed_tokens + seq.num_launched_tokens
+        num_behind = seq.num_tokens + seq.num_pending_tokens - start
         num_new_tokens = min(num_behind, budget)
-        scheduled.append(ScheduledSequence(seq, num_new_tokens, num_new_tokens == num_behind))
+        scheduled.append(ScheduledSequence(seq, num_new_tokens, num_new_tokens == num_behind, start))
         return num_new_tokens
+
+    def _settle(self, output: ScheduleOutput) -> None:
+        """What a step had launched is in flight no more."""
+        for item in output.scheduled:
+            item.seq.num_pending_tokens -= item.needs_sample
+            if item.seq.status is SequenceStatus.RUNNING:
+                item.seq.num_launched_tokens -= item.num_new_tokens
+
+    def _ends_when_read(self, seq: Sequence) -> bool:
+        """Whether the token that is being chosen is the last one by its number, whichever it is."""
+        num_pending = seq.num_pending_tokens
+        return (
+            seq.num_output_tokens + num_pending == seq.request.sampling.max_tokens
+            or seq.num_tokens + num_pending >= self.max_context_len
+        )
 
     def _make_room(self, seq: Sequence) -> bool:
         """Find the block for the next token, preempting from the end; False when that came to `seq` itself."""
-        if len(seq.block_table) * self.config.block_size > seq.num_computed_tokens:
+        if len(seq.block_table) * self.config.block_size > seq.num_computed_tokens + seq.num_launched_tokens:
             return True
         while (block_ids := self.pool.allocate(1)) is None:
             assert len(self._running) > 1, f"{seq} is alone and the pool is full"
@@ -360,7 +412,7 @@ class Scheduler:
     def _admit(self, now: float) -> Sequence | None:
         """Let the first in line run, if it may and its blocks are there. Nobody overtakes it when they are not."""
         seq = self._admission.peek(now, len(self._running))
-        if seq is None:
+        if seq is None or seq.num_pending_tokens:
             return None
         block_ids = self.prefix_cache.match(seq)
         num_new_blocks = self.pool.num_blocks_for(seq.num_tokens) - len(block_ids)
@@ -429,6 +481,7 @@ class Scheduler:
         self._running.remove(seq)
         self.pool.release(seq.block_table)
         seq.block_table = []
+        seq.num_launched_tokens = 0
         heappush(self._free_slots, seq.slot)
         seq.slot = -1
 

@@ -23,6 +23,9 @@ class Sequence:
     There are no phases. `num_computed_tokens` catches up with `num_tokens` step by step: a prompt is many tokens
     behind, a decoding sequence one. Two sequences are equal only when they are the same object.
 
+    While a step is in flight, `num_launched_tokens` are being computed beyond the computed ones, and
+    `num_pending_tokens` are being chosen beyond the known ones: nobody on the host knows yet which they are.
+
     `ordinal` is the order of arrival and unique. `block_table` holds pool block ids, position `p` lies in entry
     `p // block_size`. `num_cached_tokens` is what the prefix cache gave when the sequence was first admitted. `slot` is
     a small index that is the sequence's own while it runs, else -1. Times are in seconds of one monotonic clock.
@@ -38,6 +41,8 @@ class Sequence:
         "num_batch_mates",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_launched_tokens",
+        "num_pending_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_published_blocks",
@@ -57,6 +62,8 @@ class Sequence:
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.num_computed_tokens = 0
+        self.num_launched_tokens = 0
+        self.num_pending_tokens = 0
         self.num_cached_tokens = 0
         self.block_table: list[int] = []
         self.block_hashes: list[bytes] = []  # of the first full blocks, as far as the prefix cache needed them

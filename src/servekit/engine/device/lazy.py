@@ -5,6 +5,7 @@ from typing import Generic, Protocol, TypeVar
 
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
+S = TypeVar("S")
 
 
 class LazyResult(Protocol[T_co]):
@@ -51,4 +52,23 @@ class Deferred(Generic[T]):
         if not self._value:
             self._wait()
             self._value.append(self._read())
+        return self._value[0]
+
+
+class Mapped(Generic[S, T]):
+    """What `convert` makes of a result, once it is there."""
+
+    def __init__(self, result: LazyResult[S], convert: Callable[[S], T]) -> None:
+        self._result = result
+        self._convert = convert
+        self._value: list[T] = []
+
+    def ready(self) -> bool:
+        """Whether `get()` would return at once."""
+        return self._result.ready()
+
+    def get(self) -> T:
+        """Wait for the result, then convert it once."""
+        if not self._value:
+            self._value.append(self._convert(self._result.get()))
         return self._value[0]

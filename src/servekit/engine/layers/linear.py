@@ -3,7 +3,47 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
+
+ByteArray = npt.NDArray[np.uint8]
+
+
+class Weight(Protocol):
+    """One matrix of a checkpoint, read when asked. `shape` is (out, in).
+
+    `stored` is ggml's name of what it is stored in, such as Q4_1; "float" for everything that is not quantised.
+    """
+
+    shape: tuple[int, int]
+    stored: str
+
+    def dense(self) -> torch.Tensor:
+        """Its numbers, in the dtype they come in."""
+        ...
+
+    def blocks(self) -> ByteArray | None:
+        """Its rows as ggml's blocks of `stored`, bytes [out, row bytes]; None where it has none."""
+        ...
+
+
+class DenseWeight:
+    """A matrix that is in memory as numbers."""
+
+    stored = "float"
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape = (tensor.shape[0], tensor.shape[1])
+        self._tensor = tensor
+
+    def dense(self) -> torch.Tensor:
+        """The tensor itself."""
+        return self._tensor
+
+    def blocks(self) -> ByteArray | None:
+        """None."""
+        return None
 
 
 class Linear(Protocol):
@@ -15,14 +55,17 @@ class Linear(Protocol):
 
 
 class LinearFormat(Protocol):
-    """Builds Linears from float tensors: one class for each way of keeping weights."""
+    """Builds Linears from a checkpoint's matrices: one class for each way of keeping weights."""
 
     name: str
 
-    def build(self, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor] | None) -> Linear:
+    def build(
+        self, weights: Sequence[Weight], biases: Sequence[torch.Tensor] | None, *, is_head: bool = False
+    ) -> Linear:
         """`weights` each [out_i, in], `biases` each [out_i] -> one Linear of sum(out_i) outputs.
 
-        Parts are stacked along the output, so that q, k and v are one matrix product.
+        Parts are stacked along the output, so that q, k and v are one matrix product. `is_head` marks the matrix that
+        scores the vocabulary, whose rounding shows most.
         """
         ...
 
@@ -49,15 +92,18 @@ class Dense:
         self._dtype = dtype
         self._device = device
 
-    def build(self, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor] | None) -> Linear:
+    def build(
+        self, weights: Sequence[Weight], biases: Sequence[torch.Tensor] | None, *, is_head: bool = False
+    ) -> Linear:
         """See LinearFormat.build."""
         return DenseLinear(*stack(weights, biases, self._dtype, self._device))
 
 
 def stack(
-    weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor] | None, dtype: torch.dtype, device: torch.device
+    weights: Sequence[Weight], biases: Sequence[torch.Tensor] | None, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """All parts as one weight [out, in] and one bias [out], in `dtype` on `device`."""
-    weight = weights[0] if len(weights) == 1 else torch.cat(list(weights))
+    parts = [weight.dense() for weight in weights]
+    weight = parts[0] if len(parts) == 1 else torch.cat(parts)
     bias = None if biases is None else torch.cat(list(biases)).to(device, dtype)
     return weight.to(device, dtype).contiguous(), bias

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from servekit.engine.layers.linear import Dense, Linear, LinearFormat, stack
+from servekit.engine.layers.linear import Dense, Linear, LinearFormat, Weight, stack
 
 _TYPICAL_ROWS = 16
 """What the layout is chosen for: a decode step of a busy server."""
@@ -41,7 +41,9 @@ class Packed:
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
 
-    def build(self, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor] | None) -> Linear:
+    def build(
+        self, weights: Sequence[Weight], biases: Sequence[torch.Tensor] | None, *, is_head: bool = False
+    ) -> Linear:
         """See LinearFormat.build."""
         return PackedLinear(*stack(weights, biases, self._dtype, torch.device("cpu")))
 

@@ -2,14 +2,12 @@
 
 import torch
 
-from servekit.engine.batch import IntArray
 from servekit.engine.spec.pooling import Pooling
 
 
-def pool(hidden: torch.Tensor, cu_seqlens: IntArray, pooling: Pooling) -> torch.Tensor:
-    """`hidden` [T, hidden] of S texts that begin at `cu_seqlens` [S + 1] -> [S, hidden] in float32."""
-    starts = torch.from_numpy(cu_seqlens[:-1]).to(hidden.device)
-    ends = torch.from_numpy(cu_seqlens[1:]).to(hidden.device)
+def pool(hidden: torch.Tensor, seq_starts: torch.Tensor, pooling: Pooling) -> torch.Tensor:
+    """`hidden` [T, hidden] of S texts that begin at `seq_starts` [S + 1] -> [S, hidden] in float32."""
+    starts, ends = seq_starts[:-1].long(), seq_starts[1:].long()
     if pooling == "cls":
         return hidden[starts].float()
     if pooling == "last":

@@ -61,13 +61,18 @@ def _yarn_attention_factor(spec: RopeSpec, factor: float) -> float:
     return mscale(weight) / mscale(weight_all) if weight and weight_all else mscale(1.0)
 
 
+def rotations(spec: RopeSpec, head_dim: int, max_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin [max_positions, head_dim / 2] of every position, scaled, in float32."""
+    frequencies, factor = inverse_frequencies(spec, head_dim)
+    angles = torch.outer(torch.arange(max_positions).float(), frequencies)
+    return angles.cos() * factor, angles.sin() * factor
+
+
 class RotaryTable:
     """cos and sin for every position below `max_positions`, in float32, laid out for `rotate`."""
 
     def __init__(self, spec: RopeSpec, head_dim: int, max_positions: int, *, device: torch.device) -> None:
-        frequencies, factor = inverse_frequencies(spec, head_dim)
-        angles = torch.outer(torch.arange(max_positions).float(), frequencies)  # [P, D/2]
-        cos, sin = angles.cos() * factor, angles.sin() * factor
+        cos, sin = rotations(spec, head_dim, max_positions)
         self._cos = torch.cat((cos, cos), dim=-1).to(device)  # [P, D]
         self._sin = torch.cat((-sin, sin), dim=-1).to(device)
 

@@ -71,7 +71,7 @@ def build_decoder(
     head: Linear | None = None
     if with_head:
         shares = spec.tie_embeddings and linear.name == "dense"
-        head = DenseLinear(embedding) if shares else parts.linear([head_name])
+        head = DenseLinear(embedding) if shares else parts.linear([head_name], is_head=True)
     return Decoder(
         spec,
         embedding=embedding,

@@ -29,6 +29,7 @@ def encoder_attention_shapes(spec: EncoderSpec) -> list[AttentionShape]:
             scale=spec.head_dim**-0.5,
             window=window,
             causal=False,
+            has_bias=bool(spec.num_relative_buckets),
         )
         for window in spec.windows
     ]
@@ -56,20 +57,26 @@ def build_encoder(
         for index, (shape, rope) in enumerate(zip(encoder_attention_shapes(spec), spec.ropes, strict=True))
     ]
     names = spec.names
-    bias = parts.table(names.relative_bias) if spec.num_relative_buckets else None
     return Encoder(
         spec,
-        tables=EncoderTables(
-            words=parts.table(names.word_embedding),
-            positions=parts.table(names.position_embedding) if spec.num_positions else None,
-            types=parts.table(names.type_embedding) if spec.num_token_types else None,
-            relative_bias=None if bias is None else relative_bias(bias, max_positions),
-        ),
+        tables=encoder_tables(spec, parts, max_positions),
         embedding_norm=builder.norm(names.embedding_norm),
         layers=layers,
         final_norm=builder.norm(names.final_norm) if spec.pre_norm else None,
         backend=backend,
         dtype=dtype,
+    )
+
+
+def encoder_tables(spec: EncoderSpec, parts: Parts, max_positions: int) -> EncoderTables:
+    """What tokens of texts up to `max_positions` long are looked up in."""
+    names = spec.names
+    bias = parts.table(names.relative_bias) if spec.num_relative_buckets else None
+    return EncoderTables(
+        words=parts.table(names.word_embedding),
+        positions=parts.table(names.position_embedding) if spec.num_positions else None,
+        types=parts.table(names.type_embedding) if spec.num_token_types else None,
+        relative_bias=None if bias is None else relative_bias(bias, max_positions),
     )
 
 

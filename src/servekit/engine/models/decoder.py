@@ -5,7 +5,7 @@ stream of magnitude 50 moves in steps of a quarter, and which tokens share a mat
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -17,6 +17,19 @@ from servekit.engine.layers.mlp import GatedMLP
 from servekit.engine.layers.norm import RMSNorm
 from servekit.engine.layers.rope import RotaryTable, rotate
 from servekit.engine.spec.decoder import DecoderSpec
+
+
+class LanguageModel(Protocol):
+    """What computes a step: a Decoder, or one that kernels of our own compute."""
+
+    spec: DecoderSpec
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def forward(self, batch: Batch, cache: KvCache | None) -> torch.Tensor: ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +70,17 @@ class Decoder:
         self._final_norm = final_norm
         self._head = head
         self._backend = backend
+        scale = spec.embed_scale
+        # Rounded to the compute dtype first, as the families that scale were trained.
+        self._embed_scale = None if scale is None else torch.tensor(scale).to(embedding.dtype).item()
         # One table serves all layers that rotate alike; keep the distinct ones, to look positions up once a step.
         self._rotaries = list({id(layer.rotary): layer.rotary for layer in layers}.values())
 
     def forward(self, batch: Batch, cache: KvCache | None) -> torch.Tensor:
         """Hidden states [T, hidden] of every token, normalised; keys and values are written to `cache`."""
         x = torch.nn.functional.embedding(batch.input_ids, self._embedding).float()
-        if self.spec.embed_scale is not None:
-            # Rounded to the compute dtype first, as the families that scale were trained.
-            x = x * torch.tensor(self.spec.embed_scale).to(self._embedding.dtype).item()
+        if self._embed_scale is not None:
+            x = x * self._embed_scale
         rotations = {id(rotary): rotary.at(batch.positions) for rotary in self._rotaries}
         plan = self._backend.plan(batch)
         for index, layer in enumerate(self._layers):

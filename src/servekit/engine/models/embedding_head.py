@@ -4,7 +4,6 @@ from pathlib import Path
 
 import torch
 
-from servekit.engine.batch import IntArray
 from servekit.engine.layers.linear import DenseLinear
 from servekit.engine.layers.pooling import normalise, pool
 from servekit.engine.models.parameters import Shape
@@ -24,9 +23,9 @@ class EmbeddingHead:
             self._dense.append((_load_dense(dense, directory, self.size, device), dense.activation))
             self.size = dense.out_features
 
-    def __call__(self, hidden: torch.Tensor, cu_seqlens: IntArray) -> torch.Tensor:
-        """`hidden` [T, hidden] of S texts that begin at `cu_seqlens` [S + 1] -> [S, size]."""
-        vectors = pool(hidden, cu_seqlens, self._spec.pooling)
+    def __call__(self, hidden: torch.Tensor, seq_starts: torch.Tensor) -> torch.Tensor:
+        """`hidden` [T, hidden] of S texts that begin at `seq_starts` [S + 1] -> [S, size]."""
+        vectors = pool(hidden, seq_starts, self._spec.pooling)
         for linear, activation in self._dense:
             vectors = linear(vectors)
             if activation == "tanh":

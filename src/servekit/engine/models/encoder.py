@@ -4,7 +4,7 @@ Matrix products run in the compute dtype; the residual stream and the norms are 
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -42,6 +42,37 @@ class EncoderTables:
     types: torch.Tensor | None
     relative_bias: torch.Tensor | None
 
+    @property
+    def nbytes(self) -> int:
+        """What the embeddings occupy; the bias is too small to count."""
+        return sum(table.nbytes for table in (self.words, self.positions, self.types) if table is not None)
+
+
+def summed_embeddings(spec: EncoderSpec, tables: EncoderTables, batch: Batch) -> torch.Tensor:
+    """What each token [T] looks up in all tables, added up, before its norm: [T, hidden] in float32."""
+    lookup = torch.nn.functional.embedding
+    x = lookup(batch.input_ids, tables.words).float()
+    if tables.positions is not None:
+        x += lookup(batch.positions + spec.position_offset, tables.positions)
+    if tables.types is not None:
+        # One text is all of the first type, and some families know no other.
+        if batch.token_types is None or spec.num_token_types == 1:
+            x += tables.types[0]
+        else:
+            x += lookup(batch.token_types, tables.types)
+    return x
+
+
+class EncoderModel(Protocol):
+    """What turns texts into hidden states: an Encoder, or one that kernels of our own compute."""
+
+    spec: EncoderSpec
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def forward(self, batch: Batch) -> torch.Tensor: ...
+
 
 class Encoder:
     """Token ids in, hidden states out; a batch without KV cache is attended within itself, both ways."""
@@ -69,33 +100,18 @@ class Encoder:
     @property
     def nbytes(self) -> int:
         """What embeddings and matrices occupy; the norms are too small to count."""
-        tables = self._tables
-        looked_up = [t for t in (tables.words, tables.positions, tables.types) if t is not None]
         matrices = [matrix for layer in self._layers for matrix in (layer.qkv, layer.output, *layer.mlp.matrices)]
-        return sum(table.nbytes for table in looked_up) + sum(matrix.nbytes for matrix in matrices)
+        return self._tables.nbytes + sum(matrix.nbytes for matrix in matrices)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Hidden states [T, hidden] of every token, in float32."""
-        x = self._embedding_norm(self._embed(batch))
+        x = self._embedding_norm(summed_embeddings(self.spec, self._tables, batch))
         rotations = {id(rotary): rotary.at(batch.positions) for rotary in self._rotaries}
         plan = self._backend.plan(batch)
         step = self._pre_norm_layer if self.spec.pre_norm else self._post_norm_layer
         for layer in self._layers:
             x = step(layer, x, rotations.get(id(layer.rotary)), plan)
         return x if self._final_norm is None else self._final_norm(x)
-
-    def _embed(self, batch: Batch) -> torch.Tensor:
-        tables, lookup = self._tables, torch.nn.functional.embedding
-        x = lookup(batch.input_ids, tables.words).float()
-        if tables.positions is not None:
-            x += lookup(batch.positions + self.spec.position_offset, tables.positions)
-        if tables.types is not None:
-            # One text is all of the first type, and some families know no other.
-            if batch.token_types is None or self.spec.num_token_types == 1:
-                x += tables.types[0]
-            else:
-                x += lookup(batch.token_types, tables.types)
-        return x
 
     def _post_norm_layer(
         self, layer: EncoderLayer, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor] | None, plan: Any

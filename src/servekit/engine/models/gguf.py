@@ -7,6 +7,7 @@ Gemma's norm weights; all three are undone here, so that safetensors and GGUF lo
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,9 +15,12 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
+from servekit.engine.layers.linear import ByteArray
 from servekit.errors import ModelError
 from servekit.store.gguf_config import gguf_config
 from servekit.store.gguf_metadata import GgufFile, GgufTensor
+
+T = TypeVar("T", np.float32, np.uint8)
 
 # Q5_0 and Q5_1 are what "Q4_K_M" files fall back to for rows that are no multiple of 256.
 _READABLE = {
@@ -81,23 +85,31 @@ class GgufSource:
         """One tensor as float32; its memory is its own."""
         tensor = self._tensors[name]
         values = dequantize(self._raw(tensor), GGMLQuantizationType(tensor.type_id)).reshape(tensor.shape)
-        parts = name.split(".")
-        num_heads = self._interleaved.get(parts[-2])
-        if num_heads is not None:
-            values = _halves(values, num_heads)
-        if self._gemma and parts[-2].endswith("norm"):
+        values = self._in_order(name, values)
+        if self._gemma and name.split(".")[-2].endswith("norm"):
             values = values - np.float32(1.0)
         return torch.from_numpy(np.require(values, np.float32, ["C_CONTIGUOUS", "WRITEABLE", "OWNDATA"]))
 
-    def quantisation(self, name: str) -> str:
-        """ggml's name of the type that a tensor is stored in, such as Q4_1."""
-        return GGMLQuantizationType(self._tensors[name].type_id).name
+    def stored(self, name: str) -> str:
+        """ggml's name of the blocks that a tensor is stored in, such as Q4_1; "float" for F32, F16 and BF16."""
+        kind = GGMLQuantizationType(self._tensors[name].type_id)
+        return "float" if GGML_QUANT_SIZES[kind][0] == 1 else kind.name
+
+    def blocks(self, name: str) -> ByteArray | None:
+        """The stored rows, in transformers' order; a view of the file where that is the file's own."""
+        if self.stored(name) == "float":
+            return None
+        return self._in_order(name, self._raw(self._tensors[name]))
 
     def close(self) -> None:
         """Unmap the file; loaded tensors stay valid."""
         self._file.close()
 
-    def _raw(self, tensor: GgufTensor) -> NDArray[np.uint8]:
+    def _in_order(self, name: str, rows: NDArray[T]) -> NDArray[T]:
+        num_heads = self._interleaved.get(name.split(".")[-2])
+        return rows if num_heads is None else _halves(rows, num_heads)
+
+    def _raw(self, tensor: GgufTensor) -> ByteArray:
         block_size, type_size = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.type_id)]
         row_bytes = tensor.shape[-1] // block_size * type_size
         num_rows = int(np.prod(tensor.shape[:-1], dtype=np.int64))
@@ -146,7 +158,7 @@ class GgufSource:
             raise ModelError(f"{where} runs past the end of the file", hint="is the download complete?")
 
 
-def _halves(values: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
-    """Rows (or biases) of each head from pairs side by side to first halves, then second halves."""
+def _halves(values: NDArray[T], num_heads: int) -> NDArray[T]:
+    """Rows (or biases, or rows of blocks) of each head from pairs side by side to first halves, then second halves."""
     by_pair = values.reshape(num_heads, values.shape[0] // num_heads // 2, 2, *values.shape[1:])
     return by_pair.swapaxes(1, 2).reshape(values.shape)

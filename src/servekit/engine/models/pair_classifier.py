@@ -1,9 +1,7 @@
 """The head of a cross-encoder: hidden states of a pair of texts -> one score. It must not know how pairs are made."""
 
-import numpy as np
 import torch
 
-from servekit.engine.batch import IntArray
 from servekit.engine.layers.linear import Linear
 from servekit.engine.layers.norm import LayerNorm
 from servekit.engine.layers.pooling import pool
@@ -22,9 +20,9 @@ class PairClassifier:
         self._out = out
         self._dtype = dtype
 
-    def __call__(self, hidden: torch.Tensor, cu_seqlens: IntArray) -> torch.Tensor:
-        """`hidden` [T, hidden] of pairs that begin at `cu_seqlens` [S + 1] -> scores [S, 1] in float32."""
-        x = self._dense(pool(hidden, np.asarray(cu_seqlens), self._spec.pooling).to(self._dtype)).float()
+    def __call__(self, hidden: torch.Tensor, seq_starts: torch.Tensor) -> torch.Tensor:
+        """`hidden` [T, hidden] of pairs that begin at `seq_starts` [S + 1] -> scores [S, 1] in float32."""
+        x = self._dense(pool(hidden, seq_starts, self._spec.pooling).to(self._dtype)).float()
         if self._spec.activation == "tanh":
             x = torch.tanh(x)
         elif self._spec.activation == "relu":

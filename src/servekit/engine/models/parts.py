@@ -4,8 +4,27 @@ from collections.abc import Mapping
 
 import torch
 
-from servekit.engine.layers.linear import Linear, LinearFormat
+from servekit.engine.layers.linear import ByteArray, Linear, LinearFormat
 from servekit.engine.models.weights import WeightSource
+
+
+class SourceWeight:
+    """A matrix of a weight source; nothing is read before it is asked for."""
+
+    def __init__(self, source: WeightSource, name: str) -> None:
+        rows, columns = source.shapes()[name]
+        self.shape = (rows, columns)
+        self.stored = source.stored(name)
+        self._source = source
+        self._name = name
+
+    def dense(self) -> torch.Tensor:
+        """The tensor as the source gives it."""
+        return self._source.load(self._name)
+
+    def blocks(self) -> ByteArray | None:
+        """The source's own blocks, if it has them."""
+        return self._source.blocks(self._name)
 
 
 class Parts:
@@ -37,10 +56,15 @@ class Parts:
         """The tensor `name` in float32, for norms."""
         return self._load(name).to(self._device, torch.float32, copy=True)
 
-    def linear(self, names: list[str], *, has_bias: bool = False) -> Linear:
+    def weight(self, name: str) -> SourceWeight:
+        """The matrix `name`.weight, not read yet."""
+        return SourceWeight(self._source, self._names[f"{name}.weight"])
+
+    def linear(self, names: list[str], *, has_bias: bool = False, is_head: bool = False) -> Linear:
         """The projections `names`, stacked into one."""
-        weights = [self._load(f"{name}.weight") for name in names]
-        return self._linear.build(weights, [self._load(f"{name}.bias") for name in names] if has_bias else None)
+        weights = [self.weight(name) for name in names]
+        biases = [self._load(f"{name}.bias") for name in names] if has_bias else None
+        return self._linear.build(weights, biases, is_head=is_head)
 
     def _load(self, name: str) -> torch.Tensor:
         return self._source.load(self._names[name])

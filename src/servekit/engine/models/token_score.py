@@ -2,7 +2,6 @@
 
 import torch
 
-from servekit.engine.batch import IntArray
 from servekit.engine.layers.pooling import pool
 
 
@@ -17,9 +16,9 @@ class TokenScore:
         self._softcap = softcap
         self._is_probability = is_probability
 
-    def __call__(self, hidden: torch.Tensor, cu_seqlens: IntArray) -> torch.Tensor:
-        """`hidden` [T, hidden] of pairs that begin at `cu_seqlens` [S + 1] -> scores [S, 1] in float32."""
-        logits = pool(hidden, cu_seqlens, "last") @ self._rows.T  # [S, 1 or 2]
+    def __call__(self, hidden: torch.Tensor, seq_starts: torch.Tensor) -> torch.Tensor:
+        """`hidden` [T, hidden] of pairs that begin at `seq_starts` [S + 1] -> scores [S, 1] in float32."""
+        logits = pool(hidden, seq_starts, "last") @ self._rows.T  # [S, 1 or 2]
         if self._softcap is not None:
             logits = self._softcap * torch.tanh(logits / self._softcap)
         scores = logits[:, :1] - logits[:, 1:].sum(dim=1, keepdim=True)

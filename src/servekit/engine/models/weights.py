@@ -8,6 +8,7 @@ from typing import Protocol, cast
 import torch
 from safetensors import SafetensorError, safe_open
 
+from servekit.engine.layers.linear import ByteArray
 from servekit.engine.models.parameters import Shape
 from servekit.errors import ModelError
 
@@ -35,6 +36,14 @@ class WeightSource(Protocol):
     def shapes(self) -> Mapping[str, Shape]: ...
 
     def load(self, name: str) -> torch.Tensor: ...
+
+    def stored(self, name: str) -> str:
+        """ggml's name of the blocks a tensor is quantised in, such as Q4_1; "float" where it is not."""
+        ...
+
+    def blocks(self, name: str) -> ByteArray | None:
+        """The rows of a quantised matrix as they are stored, bytes [rows, row bytes]; None where it is not."""
+        ...
 
     def close(self) -> None: ...
 
@@ -77,6 +86,14 @@ class SafetensorsSource:
         if not tensor.dtype.is_floating_point:
             raise ModelError(f"tensor {name} is {tensor.dtype}, and servekit reads quantised weights from GGUF only")
         return tensor
+
+    def stored(self, name: str) -> str:
+        """Floats, all of them."""
+        return "float"
+
+    def blocks(self, name: str) -> ByteArray | None:
+        """None: only floats are read."""
+        return None
 
     def close(self) -> None:
         """Drop the memory maps."""

@@ -1,0 +1,144 @@
+"""What quantised weights cost in quality: perplexity of a text, and how often the likeliest token stays the same.
+
+The reference is the same checkpoint with its weights in float32 (a GGUF file's dequantised). Every variant is computed
+as it is served, with its own kernels and KV dtype.
+
+    python -m benchmarks.perplexity --model demo --json perplexity.json
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from servekit.config import EngineConfig
+from servekit.engine.batch import Batch
+from servekit.engine.device.select import select_device
+from servekit.engine.kv_cache import KvCache
+from servekit.engine.language_model import LoadedModel, load_language_model
+from servekit.engine.load import open_model
+from servekit.engine.text.tokenizer import Tokenizer
+from servekit.store.resolve import ensure_model
+
+_TEXT = Path(__file__).parent / "data" / "prose.txt"
+_BLOCK = 16
+_KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "float32": {"quantize": "none", "dtype": "float32", "kv_dtype": "float32"},
+    "int8": {"quantize": "int8"},
+    "int4": {"quantize": "int4"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Of one variant. `agreement` is the share of places where float32's likeliest token is its own as well."""
+
+    variant: str
+    weights: str
+    kernels: str
+    tokens: int
+    perplexity: float
+    relative: float
+    agreement: float
+
+
+def main() -> None:
+    """Parse, measure, print, and write the numbers if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo", help="a model as `servekit serve` takes it")
+    parser.add_argument("--text", type=Path, default=_TEXT, help="a text file in UTF-8")
+    parser.add_argument("--context", type=int, default=512, help="tokens that are read together")
+    parser.add_argument("--tokens", type=int, default=None, help="stop after so many")
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--json", type=Path, default=None)
+    arguments = parser.parse_args()
+    results: list[Quality] = []
+    for result in measure(arguments.model, arguments.text, arguments.context, arguments.tokens, arguments.threads):
+        print(
+            f"{result.variant:8} perplexity {result.perplexity:8.4f} ({result.relative:+.2%}), "
+            f"likeliest token the same in {result.agreement:.2%} of {result.tokens:,}; "
+            f"{result.kernels} kernels; {result.weights}",
+            flush=True,
+        )
+        results.append(result)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=2), encoding="utf-8")
+
+
+def measure(model: str, text: Path, context: int, limit: int | None, threads: int | None) -> Iterator[Quality]:
+    """Each variant in turn, float32 first."""
+    files = ensure_model(model)
+    token_ids = Tokenizer.from_directory(files.directory).encode(text.read_text(encoding="utf-8"))[:limit]
+    pieces = [token_ids[first : first + context] for first in range(0, len(token_ids) - 1, context)]
+    reference, best = math.nan, []
+    for name, choices in VARIANTS.items():
+        opened = open_model(files)
+        config = EngineConfig(model=model, threads=threads, max_model_len=context, device="cpu", **choices)
+        device, _ = select_device("cpu")
+        loaded = load_language_model(files, opened.spec, opened.source, config, device)
+        opened.source.close()
+        losses, likeliest = [], []
+        for scores, targets in _scores(loaded, pieces):
+            losses.append(torch.nn.functional.cross_entropy(scores, targets, reduction="none"))
+            likeliest.append(scores.argmax(-1))
+        if loaded.kernels is not None:
+            loaded.kernels.close()
+        loss = float(torch.cat(losses).double().mean())
+        if name == "float32":
+            reference, best = loss, likeliest
+        yield Quality(
+            variant=name,
+            weights=loaded.reasons["quantize"],
+            kernels=str(loaded.describe()["running"]),
+            tokens=sum(map(len, likeliest)),
+            perplexity=math.exp(loss),
+            relative=math.exp(loss - reference) - 1,
+            agreement=float((torch.cat(likeliest) == torch.cat(best)).double().mean()),
+        )
+
+
+@torch.inference_mode()
+def _scores(loaded: LoadedModel, pieces: list[list[int]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Scores [n - 1, vocab] of each piece of n tokens, and the tokens that came next."""
+    spec = loaded.model.spec
+    longest = max(map(len, pieces))
+    cache = KvCache(
+        num_layers=spec.num_layers,
+        num_blocks=1 + -(-longest // _BLOCK),
+        block_size=_BLOCK,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=_KV_DTYPES[loaded.config.kv_dtype],
+        device=torch.device("cpu"),
+    )
+    for piece in pieces:
+        hidden = loaded.model.forward(_batch(piece), cache)
+        yield loaded.model.logits(hidden[:-1]), torch.tensor(piece[1:])
+
+
+def _batch(piece: list[int]) -> Batch:
+    """One sequence from position 0, in the blocks after the null block."""
+    length = len(piece)
+    return Batch(
+        input_ids=torch.tensor(piece),
+        positions=torch.arange(length),
+        logits_idx=torch.tensor([length - 1]),
+        slot_mapping=torch.arange(_BLOCK, _BLOCK + length),
+        block_tables=torch.arange(1, 1 + -(-length // _BLOCK)).unsqueeze(0),
+        query_lens=np.array([length]),
+        context_lens=np.array([length]),
+        block_size=_BLOCK,
+        num_tokens=length,
+        num_seqs=1,
+    )
+
+
+if __name__ == "__main__":
+    main()

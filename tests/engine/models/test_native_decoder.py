@@ -1,0 +1,242 @@
+"""NativeDecoder computes what Decoder does with the same rounded numbers, however the work is cut up."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from servekit.engine.attention.reference import ReferenceAttention
+from servekit.engine.batch import Batch
+from servekit.engine.layers.linear import ByteArray, DenseWeight, Linear, Weight, stack
+from servekit.engine.layers.quantised import Bits, Quantised, Quantiser
+from servekit.engine.models.build import build_decoder
+from servekit.engine.models.decoder import Decoder
+from servekit.engine.models.native_decoder import NativeDecoder
+from servekit.engine.models.pack_decoder import pack_decoder
+from servekit.engine.models.parameters import Shape
+from servekit.engine.models.weights import SafetensorsSource, WeightSource
+from servekit.engine.native.kernels import Kernels
+from servekit.engine.native.matrix import unpack
+from servekit.engine.spec.decoder import DecoderSpec
+from servekit.engine.spec.families import read_decoder_spec
+from tests.engine.families import FAMILIES, TinyModel, make_tiny
+from tests.engine.models.test_decoder import cacheless_batch
+from tests.engine.native.kernels import ISAS, library, needs_kernels, opened, rounded_inputs
+from tests.engine.stepping import CPU, Stepper, make_cache
+
+pytestmark = needs_kernels
+
+_LENGTHS = (1, 7, 40, 63, 64, 100)
+
+
+@pytest.fixture(scope="module", params=sorted(FAMILIES))
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return make_tiny(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture
+def kernels() -> Iterator[Kernels]:
+    with opened() as found:
+        yield found
+
+
+class RoundedSource:
+    """The checkpoint as the packed weights hold it: every matrix rounded and back in float32."""
+
+    def __init__(self, source: WeightSource, bits: Bits) -> None:
+        self._source = source
+        self._quantiser = Quantiser(library(), bits)
+
+    def shapes(self) -> Mapping[str, Shape]:
+        return self._source.shapes()
+
+    def load(self, name: str) -> torch.Tensor:
+        tensor = self._source.load(name)
+        if tensor.dim() != 2:
+            return tensor
+        is_head = "embed_tokens" in name or "lm_head" in name
+        matrix, _ = self._quantiser.pack([DenseWeight(tensor)], is_head=is_head)
+        return torch.from_numpy(unpack(library(), matrix))
+
+    def stored(self, name: str) -> str:
+        return "float"
+
+    def blocks(self, name: str) -> ByteArray | None:
+        return None
+
+    def close(self) -> None:
+        self._source.close()
+
+
+class RoundedInputs:
+    """A dense product whose inputs are rounded as the kernels round them."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.nbytes = weight.nbytes
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(torch.from_numpy(rounded_inputs(x.numpy())), self._weight, self._bias)
+
+
+class RoundedFormat:
+    """The format of RoundedInputs."""
+
+    name = "rounded"
+
+    def build(
+        self, weights: Sequence[Weight], biases: Sequence[torch.Tensor] | None, *, is_head: bool = False
+    ) -> Linear:
+        return RoundedInputs(*stack(weights, biases, torch.float32, CPU))
+
+
+def _spec(directory: Path) -> DecoderSpec:
+    return read_decoder_spec(json.loads((directory / "config.json").read_text(encoding="utf-8")))
+
+
+def _native(directory: Path, kernels: Kernels, bits: Bits) -> NativeDecoder:
+    spec = _spec(directory)
+    weights = pack_decoder(spec, SafetensorsSource(directory), Quantiser(library(), bits), threads=2)
+    return NativeDecoder(spec, weights, kernels, 512)
+
+
+def _in_torch(directory: Path, bits: Bits) -> Decoder:
+    return build_decoder(
+        _spec(directory),
+        RoundedSource(SafetensorsSource(directory), bits),
+        linear=RoundedFormat(),
+        backend=ReferenceAttention(),
+        dtype=torch.float32,
+        device=CPU,
+        max_positions=512,
+    )
+
+
+def _prompt(length: int, seed: int = 0) -> list[int]:
+    ids: list[int] = np.random.default_rng([seed, length]).integers(3, 131, length).tolist()
+    return ids
+
+
+def _cached_batch(prompt: list[int]) -> Batch:
+    """One prompt of whole blocks of 8 tokens, in blocks 1, 2, 3 and so on."""
+    length = len(prompt)
+    return Batch(
+        input_ids=torch.tensor(prompt),
+        positions=torch.arange(length),
+        logits_idx=torch.tensor([length - 1]),
+        slot_mapping=torch.arange(8, 8 + length),
+        block_tables=torch.arange(1, 1 + length // 8).unsqueeze(0),
+        query_lens=np.array([length]),
+        context_lens=np.array([length]),
+        block_size=8,
+        num_tokens=length,
+        num_seqs=1,
+    )
+
+
+def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Root of mean squares of the difference, over that of what is expected."""
+    return float((found - expected).double().square().mean().sqrt() / expected.double().square().mean().sqrt())
+
+
+@pytest.mark.parametrize("bits", ["int4", "int8"])
+def test_logits_are_those_of_the_rounded_numbers(tiny: TinyModel, bits: Bits) -> None:
+    """Every instruction set, against torch with weights and inputs rounded alike.
+
+    A sum in another order may move a number over the middle between two roundings, by one step of 127 in its group:
+    that is the whole difference, and it is rare.
+    """
+    prompts = [_prompt(length) for length in _LENGTHS]
+    decoder = _in_torch(tiny.directory, bits)
+    with torch.inference_mode():
+        expected = decoder.logits(decoder.forward(cacheless_batch(prompts), None))
+        for isa in ISAS:
+            with opened(isa) as kernels:
+                native = _native(tiny.directory, kernels, bits)
+                found = native.logits(native.forward(cacheless_batch(prompts), None))
+            assert _relative(found, expected) < 0.01, isa
+
+
+def test_eight_bits_stay_near_transformers(tiny: TinyModel, kernels: Kernels) -> None:
+    """The models are random and small, so that rounding shows more than in trained ones."""
+    native = _native(tiny.directory, kernels, "int8")
+    prompts = [_prompt(length) for length in _LENGTHS]
+    with torch.inference_mode():
+        found = native.logits(native.forward(cacheless_batch(prompts), None))
+    assert _relative(found, torch.cat([tiny.logits(prompt) for prompt in prompts])) < 0.06
+
+
+@pytest.mark.parametrize("bits", ["int4", "int8"])
+def test_greedy_is_the_same_however_it_is_scheduled(tiny: TinyModel, kernels: Kernels, bits: Bits) -> None:
+    decoder = _native(tiny.directory, kernels, bits)
+    prompts = {f"r{length}": _prompt(length) for length in (*_LENGTHS, 33, 90)}
+
+    def outputs(**config: Any) -> tuple[dict[str, list[int]], Stepper]:
+        stepper = Stepper(decoder, **config)
+        for name, prompt in prompts.items():
+            stepper.add(name, prompt, max_tokens=24, ignore_eos=True)
+        return stepper.drain(), stepper
+
+    expected = outputs(max_num_seqs=1)[0]
+    assert outputs()[0] == expected
+    assert outputs(max_num_batched_tokens=13)[0] == expected
+    assert outputs(policy="static", max_num_seqs=4)[0] == expected
+    cramped, stepper = outputs(num_blocks=28, enable_prefix_caching=False)
+    assert stepper.num_preempted > 0
+    assert cramped == expected
+
+
+def test_a_prefix_hit_changes_nothing(tiny: TinyModel, kernels: Kernels) -> None:
+    stepper = Stepper(_native(tiny.directory, kernels, "int8"))
+    prompt = _prompt(100)
+    stepper.add("cold", prompt, max_tokens=24, ignore_eos=True)
+    stepper.drain()
+    stepper.add("warm", prompt, max_tokens=24, ignore_eos=True)
+    outputs = stepper.drain()
+    assert stepper.cached == {"cold": 0, "warm": 96}
+    assert outputs["warm"] == outputs["cold"]
+
+
+def test_a_cache_in_bfloat16_gives_nearly_the_same(tiny: TinyModel, kernels: Kernels) -> None:
+    decoder = _native(tiny.directory, kernels, "int8")
+    prompt = _prompt(64)
+    hidden = []
+    for dtype in (torch.float32, torch.bfloat16):
+        cache = make_cache(decoder.spec, 9, 8, dtype)
+        with torch.inference_mode():
+            hidden.append(decoder.forward(_cached_batch(prompt), cache))
+        assert cache.layer(1)[0].count_nonzero() == 0  # the null block
+        assert cache.layer(1)[1:].count_nonzero(dim=(2, 3, 4)).min() > 0
+    assert 0 < _relative(hidden[1], hidden[0]) < 0.05
+
+
+def test_the_decoder_in_torch_with_native_products(tiny: TinyModel, kernels: Kernels) -> None:
+    decoder = build_decoder(
+        _spec(tiny.directory),
+        SafetensorsSource(tiny.directory),
+        linear=Quantised(kernels, "int8"),
+        backend=ReferenceAttention(),
+        dtype=torch.float32,
+        device=CPU,
+        max_positions=512,
+    )
+    prompts = [_prompt(length) for length in _LENGTHS]
+    native = _native(tiny.directory, kernels, "int8")
+    with torch.inference_mode():
+        found = decoder.logits(decoder.forward(cacheless_batch(prompts), None))
+        expected = native.logits(native.forward(cacheless_batch(prompts), None))
+    # The embedding is not rounded here.
+    assert _relative(found, expected) < 0.05
+
+
+def test_weights_are_counted_once(tmp_path: Path, kernels: Kernels) -> None:
+    tied, untied = (make_tiny(name, tmp_path / name) for name in ("llama", "llama-biased"))
+    sizes = [_native(model.directory, kernels, "int8").nbytes for model in (tied, untied)]
+    # The head of 131 rows of 64: 144 channels of 64 inputs are 9 panels of one pair; biases are the rest.
+    layer_biases = 4 * (128 + 64 + 192 + 64)
+    assert sizes[1] - sizes[0] == 9 * 1088 + 4 * layer_biases
