@@ -109,10 +109,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self.cycle is None or self.cycle.response_complete:
             body = error_body(error)
-            head = (
-                b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-            )
-            self.transport.write(head % (error.http_status, _REASONS[error.http_status], len(body)) + body)
+            self.transport.write(_HEAD % (error.http_status, _REASONS[error.http_status], len(body)) + body)
         self.transport.close()
 
     def _cancel_head_timer(self) -> None:
