@@ -18,7 +18,7 @@ from tests.blackbox.test_tools import HERMES, TOOLS
 from tests.blackbox.tiny import make_with_tools
 from tests.blackbox.tiny_embedder import make_embedder
 
-NUM_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "400"))
+NUM_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "5000"))
 CONTEXT = 96
 
 scalars = st.one_of(
