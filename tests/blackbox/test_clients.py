@@ -70,6 +70,32 @@ def test_openai_responses(client: Any) -> None:
     assert json.loads(item.arguments)["city"] in ("Bern", "Genf")
 
 
+def test_openai_responses_as_events(client: Any) -> None:
+    tool = {"type": "function", **TOOLS[0]["function"], "strict": True}
+    asked = {"model": "tiny", "input": "a", "tools": [tool], "tool_choice": "required", "max_output_tokens": 300}
+    events = list(client.responses.create(**asked, stream=True, parallel_tool_calls=False))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    assert kinds[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
+    arguments = "".join(e.delta for e in events if e.type == "response.function_call_arguments.delta")
+    done = [e.arguments for e in events if e.type == "response.function_call_arguments.done"]
+    assert kinds[-1] == "response.completed"
+    (item,) = events[-1].response.output
+    assert (done, item.arguments, item.status) == ([arguments], arguments, "completed")
+    assert json.loads(arguments)["city"] in ("Bern", "Genf")
+    added = events[2].item
+    assert (added.id, added.call_id, added.name, added.arguments) == (item.id, item.call_id, "weather", "")
+    # The result of the call goes back, and a cut answer says that it is one.
+    history = [
+        {"role": "user", "content": "a"},
+        item.model_dump(exclude_none=True),
+        {"type": "function_call_output", "call_id": item.call_id, "output": "sun"},
+    ]
+    *_, last = client.responses.create(model="tiny", input=history, tools=[tool], max_output_tokens=2, stream=True)
+    assert (last.type, last.response.incomplete_details.reason) == ("response.incomplete", "max_output_tokens")
+    assert last.response.usage.output_tokens == 2
+
+
 def test_openai_tools(client: Any) -> None:
     done = client.chat.completions.create(model="tiny", messages=USER, tools=TOOLS, tool_choice=CHOICE)
     (call,) = done.choices[0].message.tool_calls

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from tests.blackbox.server import Server, running_server
 from tests.blackbox.test_tools import HERMES, TOOLS
 from tests.blackbox.tiny import make_with_tools
+from tests.blackbox.tiny_embedder import make_embedder
 
-NUM_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "400"))
+NUM_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "5000"))
 CONTEXT = 96
 
 scalars = st.one_of(
@@ -136,6 +137,21 @@ prompt = st.one_of(
 )
 
 
+texts = st.one_of(
+    st.text(max_size=20),
+    st.lists(st.text(max_size=9), max_size=4),
+    st.lists(st.integers(-1, 400), max_size=9),
+    st.lists(st.lists(st.integers(-1, 400), max_size=4), max_size=3),
+    junk,
+)
+similarity = st.just("similarity")
+to_embed = {
+    "truncate": st.booleans() | junk,
+    "truncation_direction": st.sampled_from(["left", "right"]) | junk,
+    "wizard": junk,
+}
+
+
 def body(required: dict[str, Any], optional: dict[str, Any]) -> st.SearchStrategy[Any]:
     """Mostly few fields: with many, nearly every body is refused for the first of them."""
     few = st.lists(st.sampled_from(sorted(optional)), max_size=3, unique=True)
@@ -186,7 +202,30 @@ requests = st.one_of(
     st.tuples(
         st.just("/detokenize"), body({"tokens": st.lists(st.integers(-1, 400), max_size=9) | junk}, {"model": junk})
     ),
-    st.tuples(st.sampled_from(["/v1/chat/completions", "/v1/messages", "/tokenize"]), junk),
+    st.tuples(
+        st.just("/v1/embeddings"),
+        body(
+            {"input": texts},
+            {
+                "encoding_format": st.sampled_from(["float", "base64", "hex"]) | junk,
+                "dimensions": st.integers(-1, 70) | junk,
+                "input_type": st.sampled_from(["query", "document"]) | junk,
+                "model": st.sampled_from(["tiny", "embedder"]) | junk,
+                **to_embed,
+            },
+        ),
+    ),
+    st.tuples(
+        st.sampled_from(["/rerank", "/v1/rerank"]),
+        body(
+            {"query": st.text(max_size=9) | junk, "documents": texts, "method": similarity},
+            {"top_n": st.integers(-1, 5) | junk, "return_documents": st.booleans() | junk, "method": junk, **to_embed},
+        ),
+    ),
+    st.tuples(
+        st.just("/score"), body({"text_1": texts, "text_2": texts, "method": similarity}, {"method": junk, **to_embed})
+    ),
+    st.tuples(st.sampled_from(["/v1/chat/completions", "/v1/messages", "/tokenize", "/v1/embeddings", "/score"]), junk),
 )
 pieces = st.sampled_from([b"", b"\xff", b"{", b"]", b'"', b"\\u", b"1e999", b"\x00"])
 mutations = st.one_of(*[st.just([])] * 4, st.lists(st.tuples(st.floats(0, 1), pieces), max_size=2))
@@ -194,7 +233,9 @@ mutations = st.one_of(*[st.just([])] * 4, st.lists(st.tuples(st.floats(0, 1), pi
 
 @pytest.fixture(scope="module")
 def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    model = make_with_tools(tmp_path_factory.mktemp("fuzz") / "tiny", HERMES, [])
+    folder = tmp_path_factory.mktemp("fuzz")
+    model = make_with_tools(folder / "tiny", HERMES, [])
+    embedder = make_embedder(folder / "embedder")
     flags = (
         "--dtype",
         "float32",
@@ -204,6 +245,8 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         str(CONTEXT),
         "--served-model-name",
         "tiny",
+        "--embedding-model",
+        str(embedder.directory),
     )
     with running_server(model.directory, *flags, "--log-level", "warning") as server:
         yield server

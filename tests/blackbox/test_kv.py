@@ -13,7 +13,7 @@ from tests.blackbox.server import CHAT, COMPLETIONS, Server, running_server
 from tests.blackbox.tiny import BOS, BYTES_PER_TOKEN, TinyChat
 
 BLOCK = 16
-NUM_REQUESTS = 250
+NUM_REQUESTS = 500
 FLAGS = ("--dtype", "float32", "--block-size", str(BLOCK), "--parallel", "8", "--max-num-batched-tokens", "64")
 VARIED: dict[str, Any] = {"ignore_eos": True, "frequency_penalty": 1.5, "return_token_ids": True}
 """Greedy, but without the loops of a random model: such an answer depends on all of its context."""

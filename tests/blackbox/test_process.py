@@ -1,9 +1,11 @@
 """The life of the process: the address it takes, and how a signal ends it."""
 
+import contextlib
 import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import psutil
@@ -120,6 +122,45 @@ def test_a_second_signal_ends_it_at_once(chatty: TinyChat) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+DYING = """
+from servekit.cli.main import main
+from servekit.engine.core.scheduler import Scheduler
+apply, steps = Scheduler.apply, iter(range(8))
+
+def apply_or_die(self, *given):
+    if next(steps, None) is None:
+        raise MemoryError("no more")
+    return apply(self, *given)
+
+Scheduler.apply = apply_or_die
+main()
+"""
+"""The server, with an engine thread that comes to an end with its ninth step."""
+
+
+def test_a_dead_engine_ends_the_process_with_70(chatty: TinyChat, tmp_path: Path) -> None:
+    interpreter, _, _, *arguments = command(chatty.directory, *FLOAT32, "--kv-memory", "2MiB")
+    with open(tmp_path / "log", "w+", encoding="utf-8") as log:
+        process = subprocess.Popen(
+            [interpreter, "-c", DYING, *arguments], stdout=subprocess.PIPE, stderr=log, text=True, env=environment()
+        )
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+                with client.stream("POST", CHAT, json=endless(stream=True)) as answer:
+                    *_, error, done = [line for line in answer.iter_lines() if line.startswith("data:")]
+                assert ('"error":{' in error, done) == (True, "data: [DONE]")
+                with contextlib.suppress(httpx.TransportError):  # the process may be gone already
+                    assert client.get("/health").status_code == 503
+            assert process.wait(EXIT_DEADLINE_S) == 70
+            log.seek(0)
+            assert "error: the engine has stopped" in log.read()
+        finally:
+            process.kill()
+            process.communicate()
 
 
 def test_a_taken_port_is_told_before_anything_is_loaded(server: Server, chatty: TinyChat) -> None:

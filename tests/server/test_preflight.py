@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from servekit.cli.log import JsonFormatter
+from servekit.errors import ContextLengthError
 from tests.server.client import CHAT, USER_A, events, http_client, post, state_with
 from tests.server.fake_engine import FakeEngine
 
@@ -57,6 +58,31 @@ async def test_preflight_of_completions_has_a_row_for_each_prompt() -> None:
 async def test_preflight_refuses_what_the_route_would(body: Any, param: str) -> None:
     response = await post(FakeEngine(), PREFLIGHT, body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [({"prompt": "abcdefgh"}, "prompt"), ({"messages": [{"role": "user", "content": "abcdefgh"}]}, "messages")],
+)
+async def test_preflight_names_the_prompt_as_the_request_does(body: Any, param: str) -> None:
+    engine = FakeEngine(max_model_len=4)
+    assert (await answer(PREFLIGHT, body, engine))["prompts"][0]["error"]["param"] == param
+    engine.encode_error = ContextLengthError(8, 4)
+    if param == "messages":
+        whole = await answer(PREFLIGHT, body, engine)
+        assert (whole["fits"], whole["prompts"][0]["error"]["param"]) == (False, param)
+
+
+async def test_preflight_checks_the_form_the_choices_and_the_fields() -> None:
+    engine = FakeEngine()
+    body = {"messages": USER_A, "response_format": {"type": "json_object"}, "wizard": 1}
+    response = await post(engine, PREFLIGHT, body)
+    assert (response.status_code, response.headers["x-servekit-ignored"]) == (200, "wizard")
+    assert [grammar.param for grammar in engine.grammars] == ["response_format"]
+    engine.max_open = 3
+    for path in (PREFLIGHT, CHAT):
+        response = await post(engine, path, {"messages": USER_A, "n": 4})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
 
 
 async def test_tokens_and_back() -> None:

@@ -9,8 +9,9 @@ from servekit.engine.core.request import FinishReason, Request
 from servekit.engine.output import Chunk, Usage
 from servekit.engine.text.tool_format import tool_format_of
 from servekit.errors import OverloadedError
+from servekit.server.counts import timings_fields
 from tests.server.client import post
-from tests.server.fake_engine import FakeEngine
+from tests.server.fake_engine import TIMINGS, FakeEngine
 
 pytestmark = pytest.mark.anyio
 
@@ -66,6 +67,15 @@ async def test_a_whole_response() -> None:
     assert (item["type"], item["role"], item["content"][0]["text"]) == ("message", "assistant", "Hi there")
     assert body["usage"]["input_tokens_details"] == {"cached_tokens": 1}
     assert body["usage"]["total_tokens"] == 5 + 9
+    assert body["timings"] == timings_fields(Usage(5, 9, 1), TIMINGS)
+
+
+async def test_the_last_event_of_a_stream_carries_the_times() -> None:
+    expected = timings_fields(Usage(3, 9, 1), TIMINGS)
+    response = named_events((await post(FakeEngine(), RESPONSES, {"input": "abc", "stream": True})).text)[-1][1]
+    assert response["response"]["timings"] == expected
+    events = named_events((await post(FakeEngine(), MESSAGES, message(stream=True))).text)
+    assert [fields.get("timings") for name, fields in events if name == "message_delta"] == [expected]
 
 
 async def test_a_streamed_response_ends_with_the_same_whole() -> None:
@@ -119,6 +129,17 @@ async def test_a_cut_response_is_incomplete() -> None:
     assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
 
 
+async def test_of_a_cut_response_only_the_last_item_is_incomplete() -> None:
+    asked = {"input": "a", "tools": [F_OPENAI]}
+    cut = says(CALL + CALL[:45], FinishReason.LENGTH)
+    whole = await answer(RESPONSES, asked, FakeEngine(cut, tool_format=HERMES))
+    streamed = await post(FakeEngine(cut, tool_format=HERMES), RESPONSES, {**asked, "stream": True})
+    events = named_events(streamed.text)
+    done = [fields["item"] for name, fields in events if name == "response.output_item.done"]
+    for items in (whole["output"], done, events[-1][1]["response"]["output"]):
+        assert [item["status"] for item in items] == ["completed", "incomplete"]
+
+
 async def test_a_form_for_a_response() -> None:
     engine = FakeEngine()
     text = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "null"}, "strict": True}}
@@ -158,6 +179,7 @@ async def test_a_whole_message() -> None:
     assert engine.messages == [{"role": "system", "content": "be"}, {"role": "user", "content": "abc"}]
     assert (engine.requests[0].sampling.stop, engine.requests[0].sampling.top_k) == (("x",), 5)
     assert body.pop("id").startswith("msg_")
+    assert body.pop("timings") == timings_fields(Usage(5, 9, 1), TIMINGS)
     assert body == {
         "type": "message",
         "role": "assistant",
@@ -231,6 +253,8 @@ async def test_calls_in_messages() -> None:
         ({"system": [{"type": "image"}]}, "system"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         ({"tool_choice": {"type": "maybe"}}, "tool_choice"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "assistant's turn"),
+        ({"stop_sequences": ["a" * 1025]}, "stop_sequences[0]"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"temperature": -1}, "temperature"),
     ],

@@ -76,7 +76,7 @@ async def answer(request: HttpRequest, state: ServerState, parse: Callable[[byte
     # A small body is parsed faster than a thread is woken; a large one must not keep others waiting.
     is_small = len(raw) <= LARGE_BODY
     body, ignored, plan = parse(raw, engine) if is_small else await asyncio.to_thread(parse, raw, engine)
-    prompts = await while_connected(request.receive, _prepare(plan, engine))
+    prompts = await while_connected(request.receive, prepare(plan, engine))
 
     record = request_record(request)
     head = AnswerHead(f"{plan.id_prefix}{uuid.uuid4().hex}", int(time.time()), state.model_name)
@@ -130,8 +130,8 @@ def parse_translated(
     return body, ignored, plan
 
 
-async def _prepare(plan: Plan, engine: EngineFacade) -> list[tuple[int, ...]]:
-    """Whatever is slow and may refuse: the grammar, then the prompts."""
+async def prepare(plan: Plan, engine: EngineFacade) -> list[tuple[int, ...]]:
+    """The token ids of every prompt, after whatever else is slow and may refuse: the grammar. Raises InputError."""
     if plan.params.grammar is not None:
         await engine.compile_grammar(plan.params.grammar)
     return await plan.encode()
@@ -143,16 +143,24 @@ async def _admit(
     plan: Plan,
     requests: Sequence[Request],
 ) -> Call:
-    if len(requests) > state.ready_engine().max_open:
-        limit = state.ready_engine().max_open
-        raise InputError(f"{len(requests)} choices are more than the {limit} that this server holds", param="n")
+    check_num_choices(len(requests), state.ready_engine())
     try:
         return await Call.admit(state, requests, body.n or 1)
     except InputError as error:
-        # The engine knows a prompt, not the field that it came in.
-        if error.param in ("messages", "prompt"):
-            error.param = plan.prompt_param
+        name_prompt(error, plan)
         raise
+
+
+def check_num_choices(count: int, engine: EngineFacade) -> None:
+    """Raise InputError for more choices than the slots and the waiting line could ever hold together."""
+    if count > engine.max_open:
+        raise InputError(f"{count} choices are more than the {engine.max_open} that this server holds", param="n")
+
+
+def name_prompt(error: InputError, plan: Plan) -> None:
+    """Let an error about a prompt name the field that the prompt came in, which the engine does not know."""
+    if error.param in ("messages", "prompt"):
+        error.param = plan.prompt_param
 
 
 def engine_requests(

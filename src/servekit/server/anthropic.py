@@ -13,8 +13,18 @@ from servekit.errors import InputError, ServekitError, UnsupportedError
 from servekit.server.blocks import BlockEnd, BlockEvent, BlockReader, BlockStart
 from servekit.server.call import Call, CollectedChoice
 from servekit.server.chat import ChatPlan
+from servekit.server.counts import timings_fields
 from servekit.server.errors import anthropic_error_body
-from servekit.server.schema import MAX_STOP_STRINGS, ChatBody, Function, FunctionCall, Message, Tool, ToolCall
+from servekit.server.schema import (
+    MAX_STOP_STRINGS,
+    ChatBody,
+    Function,
+    FunctionCall,
+    Message,
+    StopString,
+    Tool,
+    ToolCall,
+)
 from servekit.server.shape import AnswerHead
 from servekit.server.text_parts import joined_text, text_field
 
@@ -42,7 +52,7 @@ class MessagesBody(Struct, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1)]
     messages: Annotated[list[AnthropicMessage], Meta(min_length=1)]
     system: str | list[dict[str, Any]] | None = None
-    stop_sequences: Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_sequences: Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -66,6 +76,12 @@ def to_chat(body: MessagesBody) -> ChatBody:
     messages = [Message(role="system", content=_text(body.system, "system"))] if body.system else []
     for i, message in enumerate(body.messages):
         messages += _turns(message, f"messages[{i}]")
+    if body.messages[-1].role == "assistant":
+        raise UnsupportedError(
+            "an answer that goes on from an assistant's turn is not supported",
+            hint="end with a turn of the user",
+            param=f"messages[{len(body.messages) - 1}].role",
+        )
     choice, parallel = _tool_choice(body.tool_choice)
     return ChatBody(
         model=body.model,
@@ -160,7 +176,8 @@ class MessagesShape:
         """Blocks as they grow, then why the message ended."""
         events = b"".join(map(_block_event, self._reader.push(chunk)))
         if chunk.finish_reason is not None:
-            events += _event("message_delta", delta=self._end(chunk), usage=_usage(chunk.usage))
+            timings = {} if chunk.timings is None else {"timings": timings_fields(chunk.usage, chunk.timings)}
+            events += _event("message_delta", delta=self._end(chunk), usage=_usage(chunk.usage), **timings)
         return events
 
     def usage(self, usage: Usage) -> bytes:
@@ -185,7 +202,10 @@ class MessagesShape:
             else {"type": "tool_use", "id": block.id, "name": block.name, "input": _object(block.text)}
             for block in self._reader.blocks
         ]
-        return msgspec.json.encode(self._message(content, choice.last, call.usage))
+        message = self._message(content, choice.last, call.usage)
+        if call.timings is not None:
+            message["timings"] = timings_fields(call.usage, call.timings)
+        return msgspec.json.encode(message)
 
     def _message(self, content: list[dict[str, Any]], last: Chunk | None, usage: Usage) -> dict[str, Any]:
         end = {"stop_reason": None, "stop_sequence": None} if last is None else self._end(last)

@@ -15,6 +15,7 @@ from servekit.errors import ServekitError
 from servekit.server import anthropic, responses
 from servekit.server.access_log import AccessLog
 from servekit.server.answer import Parsed, answer, parse_plan, parse_translated
+from servekit.server.body import ignored_header
 from servekit.server.chat import ChatPlan
 from servekit.server.completions import CompletionPlan
 from servekit.server.cors import Cors
@@ -116,7 +117,11 @@ class Routes:
 
     async def preflight(self, request: Request) -> Response:
         """What a request would cost, without running it."""
-        return _json(await preflight(request, self._state))
+        forecast = await preflight(request, self._state)
+        response = _json(forecast.fields)
+        if forecast.ignored:
+            response.headers["x-servekit-ignored"] = ignored_header(forecast.ignored)
+        return response
 
     async def tokenize(self, request: Request) -> Response:
         """Text as token ids."""

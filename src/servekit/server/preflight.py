@@ -1,6 +1,7 @@
 """`/v1/preflight`: what a request would cost and when it would begin, without running it."""
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ from servekit.engine.core.preview import Preview
 from servekit.engine.engine import EngineStats
 from servekit.errors import ContextLengthError, InputError, KvCapacityError
 from servekit.server.access_log import request_record
-from servekit.server.answer import engine_requests, parse_plan
+from servekit.server.answer import Plan, check_num_choices, engine_requests, name_prompt, parse_plan, prepare
 from servekit.server.body import read_body
 from servekit.server.chat import ChatPlan
 from servekit.server.completions import CompletionPlan
@@ -21,7 +22,15 @@ from servekit.server.schema import ChatBody, CompletionBody
 from servekit.server.state import ServerState
 
 
-async def preflight(request: HttpRequest, state: ServerState) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The answer's fields, and the names of the request's fields that are ignored."""
+
+    fields: dict[str, Any]
+    ignored: tuple[str, ...]
+
+
+async def preflight(request: HttpRequest, state: ServerState) -> Forecast:
     """Take any body of a generating route; one with `messages` is a chat's.
 
     Raises InputError for what the route itself would refuse, except a prompt that is too long: that is an answer.
@@ -29,17 +38,18 @@ async def preflight(request: HttpRequest, state: ServerState) -> dict[str, Any]:
     engine = state.ready_engine()
     raw = await read_body(request, state.body_limit, state.read_timeout)
 
-    def parse() -> tuple[Any, Any]:
+    def parse() -> tuple[Any, tuple[str, ...], Plan]:
         kind, plan_for = (ChatBody, ChatPlan) if _has_messages(raw) else (CompletionBody, CompletionPlan)
-        body, _, plan = parse_plan(raw, state, kind, lambda body: plan_for(body, engine))  # type: ignore[arg-type]
-        return body, plan
+        return parse_plan(raw, state, kind, lambda body: plan_for(body, engine))
 
-    body, plan = await asyncio.to_thread(parse)
+    body, ignored, plan = await asyncio.to_thread(parse)
     limits = {"max_model_len": engine.max_model_len, "max_open_requests": engine.max_open}
     try:
-        prompts = await while_connected(request.receive, plan.encode())
+        prompts = await while_connected(request.receive, prepare(plan, engine))
     except ContextLengthError as error:
-        return {"object": "preflight", "fits": False, "limits": limits, "prompts": [_never(error)]}
+        fields = {"object": "preflight", "model": state.model_name, "fits": False, "limits": limits}
+        return Forecast({**fields, "prompts": [_never(error, plan)]}, ignored)
+    check_num_choices((body.n or 1) * len(prompts), engine)
     record = request_record(request)
     requests = engine_requests(_one_choice(body), plan, prompts, "preflight", record, key_holder(request.scope))
     rows = []
@@ -47,8 +57,8 @@ async def preflight(request: HttpRequest, state: ServerState) -> dict[str, Any]:
         try:
             rows.append(_row(await engine.preview(engine_request), engine.stats()))
         except (ContextLengthError, KvCapacityError) as error:
-            rows.append({"prompt_tokens": len(engine_request.prompt_token_ids), **_never(error)})
-    return {
+            rows.append({"prompt_tokens": len(engine_request.prompt_token_ids), **_never(error, plan)})
+    fields = {
         "object": "preflight",
         "model": state.model_name,
         "fits": all(row["fits"] for row in rows),
@@ -56,6 +66,7 @@ async def preflight(request: HttpRequest, state: ServerState) -> dict[str, Any]:
         "limits": {**limits, "kv_blocks": engine.stats().usable_blocks},
         "prompts": rows,
     }
+    return Forecast(fields, ignored)
 
 
 def _one_choice(body: ChatBody | CompletionBody) -> ChatBody | CompletionBody:
@@ -92,5 +103,6 @@ def _expected_ttft_ms(preview: Preview, stats: EngineStats) -> float | None:
     return round(1e3 * (seconds + preview.num_tokens_ahead * stats.prefill_token_seconds), 3)
 
 
-def _never(error: InputError) -> dict[str, Any]:
+def _never(error: InputError, plan: Plan) -> dict[str, Any]:
+    name_prompt(error, plan)
     return {"fits": False, "error": error_fields(error)}

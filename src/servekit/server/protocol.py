@@ -107,12 +107,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._cancel_timers()
         if self.transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete:
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            if self.cycle is not None:
+                # What the app would still answer must not follow, and it need not wait for the rest of a body.
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
             body = error_body(error)
-            head = (
-                b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-            )
-            self.transport.write(head % (error.http_status, _REASONS[error.http_status], len(body)) + body)
+            self.transport.write(_HEAD % (error.http_status, _REASONS[error.http_status], len(body)) + body)
         self.transport.close()
 
     def _cancel_head_timer(self) -> None:

@@ -12,6 +12,7 @@ from servekit.errors import InputError, ServekitError, UnsupportedError
 from servekit.server.blocks import Block, BlockEnd, BlockEvent, BlockReader, BlockStart
 from servekit.server.call import Call, CollectedChoice
 from servekit.server.chat import ChatPlan
+from servekit.server.counts import timings_fields
 from servekit.server.errors import error_fields
 from servekit.server.schema import ChatBody, Function, FunctionCall, Message, Tool, ToolCall
 from servekit.server.shape import AnswerHead
@@ -180,6 +181,7 @@ class ResponsesShape:
         self._asked = asked
         self._reader = reader
         self._num_events = 0
+        self._is_cut = False
 
     def opening(self, index: int) -> bytes:
         """The response without output."""
@@ -190,10 +192,13 @@ class ResponsesShape:
 
     def delta(self, index: int, chunk: Chunk) -> bytes:
         """Items as they grow, then the whole response."""
+        self._is_cut = chunk.finish_reason is FinishReason.LENGTH
         events = b"".join(map(self._block_events, self._reader.push(chunk)))
         if chunk.finish_reason is not None:
             status = _status(chunk)
-            events += self._event(f"response.{status}", response=self._response(status, chunk.usage, None))
+            timings = None if chunk.timings is None else timings_fields(chunk.usage, chunk.timings)
+            response = self._response(status, chunk.usage, None, timings)
+            events += self._event(f"response.{status}", response=response)
         return events
 
     def usage(self, usage: Usage) -> bytes:
@@ -212,12 +217,19 @@ class ResponsesShape:
         """The whole response."""
         (choice,) = choices
         self._reader.read(choice.text, is_last=True)
-        return msgspec.json.encode(self._response(_status(choice.last), call.usage, None))
+        self._is_cut = choice.last.finish_reason is FinishReason.LENGTH
+        timings = None if call.timings is None else timings_fields(call.usage, call.timings)
+        return msgspec.json.encode(self._response(_status(choice.last), call.usage, None, timings))
 
-    def _response(self, status: str, usage: Usage | None, error: ServekitError | None) -> dict[str, Any]:
+    def _response(
+        self,
+        status: str,
+        usage: Usage | None,
+        error: ServekitError | None,
+        timings: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
         fields = None if error is None else error_fields(error)
-        item_status = "completed" if status == "completed" else "incomplete"
-        return {
+        response = {
             "id": self._head.id,
             "object": "response",
             "created_at": self._head.created,
@@ -225,10 +237,15 @@ class ResponsesShape:
             "error": None if fields is None else {"code": fields["code"], "message": fields["message"]},
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "model": self._head.model,
-            "output": [self._item(i, block, item_status) for i, block in enumerate(self._reader.blocks)],
+            "output": [self._item(i, block, self._item_status(i)) for i, block in enumerate(self._reader.blocks)],
             "usage": None if usage is None else _usage(usage),
             **self._asked,
         }
+        return response if timings is None else {**response, "timings": timings}
+
+    def _item_status(self, index: int) -> str:
+        """Of an item that has ended: where an answer is cut, only its last item is."""
+        return "incomplete" if self._is_cut and index == len(self._reader.blocks) - 1 else "completed"
 
     def _item(self, index: int, block: Block, status: str, *, is_open: bool = False) -> dict[str, Any]:
         if block.name is None:
@@ -266,7 +283,7 @@ class ResponsesShape:
             else:
                 done = {**where, "name": block.name, "arguments": block.text}
                 events = self._event("response.function_call_arguments.done", **done)
-            item = self._item(index, block, "completed")
+            item = self._item(index, block, self._item_status(index))
             return events + self._event("response.output_item.done", output_index=index, item=item)
         if is_text:
             return self._event("response.output_text.delta", **where, delta=event.text, logprobs=[])

@@ -16,8 +16,19 @@ MAX_CHOICES = 64
 
 MAX_STOP_STRINGS = 16
 
+MAX_STOP_CHARS = 1024
+"""Of one stop string: every choice keeps a table as long as each of them."""
+
+MAX_LOGIT_BIAS = 1024
+"""Tokens that one request may bias."""
+
+MAX_SALT_CHARS = 256
+"""The last prompts are remembered with their salts."""
+
 _Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 """What tensors and other languages can hold; JSON itself has no limit."""
+
+StopString = Annotated[str, Meta(max_length=MAX_STOP_CHARS)]
 
 _TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 
@@ -45,7 +56,7 @@ class GenerationBody(Struct, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: list[int] | None = None
     max_tokens: _Int64 | None = None
     min_tokens: _Int64 | None = None
@@ -57,10 +68,10 @@ class GenerationBody(Struct, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIAS)] | None = None
     seed: int | None = None
     priority: _Int64 | None = None
-    cache_salt: str | None = None
+    cache_salt: Annotated[str, Meta(max_length=MAX_SALT_CHARS)] | None = None
     return_token_ids: bool | None = None
     grammar: str | None = None
     regex: str | None = None

@@ -15,7 +15,7 @@ class PrefixEnd(StrEnum):
 
     WHOLE = "whole"  # all of it that can be cached is
     DIFFERENT = "different_token"  # no known prompt goes on in this way
-    NOT_FULL = "block_not_full"  # shared on, but less than a block
+    NOT_FULL = "block_not_full"  # one of the two ends there, within a block
     EVICTED = "evicted"  # known, but its blocks are gone or were never computed
     OTHER_SALT = "other_salt"  # known under another cache salt
     UNKNOWN = "never_seen"  # nothing that begins like it
@@ -57,6 +57,8 @@ class PrefixHistory:
         )
         block = self._block_size
         cacheable = (len(prompt) - 1) // block * block
+        given_token = int(given[own]) if own < len(given) else None
+        known_token = int(known[own]) if known is not None and own < len(known) else None
         if num_cached_tokens >= cacheable and num_cached_tokens:
             end = PrefixEnd.WHOLE
         elif other >= max(own, num_cached_tokens) + block:
@@ -65,18 +67,11 @@ class PrefixHistory:
             end = PrefixEnd.EVICTED
         elif own == 0:
             end = PrefixEnd.UNKNOWN
-        elif own > num_cached_tokens:
-            end = PrefixEnd.NOT_FULL
-        else:
+        elif given_token is not None and known_token is not None:
             end = PrefixEnd.DIFFERENT
-        at = max(own, 0)
-        return PrefixExplanation(
-            num_cached_tokens,
-            own,
-            end,
-            given_token=int(given[at]) if at < len(given) else None,
-            known_token=int(known[at]) if known is not None and at < len(known) else None,
-        )
+        else:
+            end = PrefixEnd.NOT_FULL
+        return PrefixExplanation(num_cached_tokens, own, end, given_token, known_token)
 
     def _most_alike(
         self, given: npt.NDArray[np.int64], keys: list[tuple[str, bytes]]
