@@ -6,9 +6,10 @@ import threading
 import pytest
 
 from servekit.engine.core.request import FinishReason, Request
-from servekit.engine.core.scheduler import ScheduleOutput
+from servekit.engine.core.scheduler import ScheduleOutput, Scheduler, SchedulerConfig
 from servekit.engine.device.lazy import Deferred, LazyResult
 from servekit.engine.generation import Generation
+from servekit.engine.loop import EngineLoop
 from servekit.engine.step import FakeRunner, StepTokens
 from tests.engine.test_engine import request, running, until
 from tests.engine.text.byte_tokenizer import EOS
@@ -106,3 +107,22 @@ async def test_closing_with_a_step_in_flight_ends_the_thread() -> None:
     assert text == ("abc" * 30)[: len(text)]
     assert reason is not FinishReason.LENGTH
     assert threading.active_count() <= before + 1
+
+
+def test_the_time_of_a_prompt_token_is_that_of_steps_over_their_tokens() -> None:
+    """A short prompt's step takes nearly what a long one's does; its tokens must not speak for all."""
+    scheduler = Scheduler(
+        SchedulerConfig(
+            max_num_seqs=2,
+            max_num_batched_tokens=256,
+            max_model_len=256,
+            num_blocks=64,
+            block_size=4,
+            eos_token_ids=frozenset({EOS}),
+        )
+    )
+    loop = EngineLoop(scheduler, FakeRunner(), lambda updates: None, lambda error: None)
+    loop._record_step(ScheduleOutput((), num_batched_tokens=10, num_preempted=0), 0.1)
+    loop._record_step(ScheduleOutput((), num_batched_tokens=200, num_preempted=0), 0.2)
+    # Means in which the last step has a fifth: 0.12 s and 48 tokens.
+    assert loop._snapshot().prefill_token_seconds == pytest.approx(0.12 / 48)

@@ -250,6 +250,9 @@ def run(flags: dict[str, Any], config: Path | None) -> None:
             embedding_files = None if named is None else ensure_model(named, progress)
         print(f"loading {files.name}; {url_of(sock)} answers 503 until it is ready", file=sys.stderr)
 
+        # oneDNN keeps a kernel of half a megabyte for every number of rows that it has seen, up to 1,024 of them, and
+        # making one again takes a millisecond. It reads this when torch is imported.
+        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
         # Torch is imported here: everything above answers a mistake within a fraction of a second.
         from servekit.cli.serve_models import serve_models
 

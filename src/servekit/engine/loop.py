@@ -160,7 +160,8 @@ class EngineLoop:
         self._model_seconds = 0.0
         self._step_seconds = 0.0
         self._decode_step_seconds = 0.0
-        self._prefill_token_seconds = 0.0
+        self._prompt_step_seconds = 0.0
+        self._prompt_step_tokens = 0.0
         self._last_turn = time.monotonic()
         self._last_landed = 0.0
         self._stats = self._snapshot()
@@ -316,7 +317,9 @@ class EngineLoop:
         if output.num_batched_tokens == len(output.scheduled):
             self._decode_step_seconds = _recent(self._decode_step_seconds, seconds)
         else:
-            self._prefill_token_seconds = _recent(self._prefill_token_seconds, seconds / output.num_batched_tokens)
+            # Apart, and divided when asked: a mean of quotients would let the shortest prompts speak for all tokens.
+            self._prompt_step_seconds = _recent(self._prompt_step_seconds, seconds)
+            self._prompt_step_tokens = _recent(self._prompt_step_tokens, output.num_batched_tokens)
 
     def _apply_one_by_one(self, output: ScheduleOutput, began: float, model_began: float) -> None:
         """Compute each sequence of a failed step alone, so that only those that really fail are lost.
@@ -373,7 +376,7 @@ class EngineLoop:
             model_seconds=self._model_seconds,
             step_seconds=self._step_seconds,
             decode_step_seconds=self._decode_step_seconds,
-            prefill_token_seconds=self._prefill_token_seconds,
+            prefill_token_seconds=self._prompt_step_seconds / max(1.0, self._prompt_step_tokens),
             embedding=EmbedStats() if self._embeddings is None else self._embeddings.stats(),
             graphs=self._runner.graph_stats(),
         )

@@ -6,7 +6,7 @@ from servekit.engine.native import structs
 from servekit.engine.native.library import Library
 from servekit.errors import EngineError
 
-BFLOAT16_ISAS = frozenset({"avx512bf16", "neonbf16"})
+BFLOAT16_ISAS = frozenset({"avx512bf16"})
 """Those that multiply bfloat16 in one instruction; the others would be slower at it than torch."""
 
 
