@@ -207,8 +207,10 @@ class BatchBuilder:
             used = int(num_blocks[row])
             block_tables[row, :used] = s.seq.block_table[:used]
 
-        rows = np.repeat(np.arange(len(scheduled)), query_lens)
-        positions = np.arange(num_tokens) - np.repeat(ends - query_lens, query_lens) + starts[rows]
+        rows, positions = np.arange(len(scheduled)), starts
+        if num_tokens > len(scheduled):
+            rows = np.repeat(rows, query_lens)
+            positions = np.arange(num_tokens) - np.repeat(ends - query_lens, query_lens) + starts[rows]
         blocks = block_tables[rows, positions // self._block_size]
         slots = blocks * self._block_size + positions % self._block_size
         needs_sample = np.array([s.needs_sample for s in scheduled], dtype=bool)

@@ -119,7 +119,10 @@ class ModelRunner:
 
     def _compute(self, batch: Batch) -> torch.Tensor:
         """What a graph records."""
-        return self._decoder.logits(self._forward(batch)[batch.logits_idx])
+        hidden = self._forward(batch)
+        # Every token is its sequence's last one where all have one: nothing to pick.
+        is_decode = batch.max_query_len == 1 and len(batch.logits_idx) == batch.num_tokens
+        return self._decoder.logits(hidden if is_decode else hidden[batch.logits_idx])
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         if self._last_tokens is not None:
