@@ -6,6 +6,13 @@
 
 #define SK_ROWS _Pragma("GCC unroll 16") for (int r = 0; r < rows; r++)
 
+/* With many rows a panel is read several times, and the CPU does not see that the next one comes after. So it is asked
+   for while this one is in work. With few rows it is read once, from one end to the other, and that it sees. */
+#define SK_ASK_ROWS 4
+static inline __attribute__((always_inline)) void sk_ask(const uint8_t *from, int bytes) {
+  for (int at = 0; at < bytes; at += 64) __builtin_prefetch(from + at);
+}
+
 static inline __m512i sk_bytes(const int8_t *q) {
   int32_t four;
   __builtin_memcpy(&four, q, 4);
@@ -15,7 +22,9 @@ static inline __m512i sk_bytes(const int8_t *q) {
 static inline __attribute__((always_inline)) void tile_q4(const int rows, const uint8_t *w, int groups, const int8_t *q,
                                                           const float *d, const float *s, f32x16 *acc) {
   const __m512i low = _mm512_set1_epi8(15);
+  const size_t panel = (size_t)groups * SK_Q4_GROUP_BYTES;
   for (int g = 0; g < groups; g++, w += SK_Q4_GROUP_BYTES, q += rows * SK_GROUP, d += rows, s += rows) {
+    if (rows >= SK_ASK_ROWS) sk_ask(w + panel, SK_Q4_GROUP_BYTES);
     __m512i dot[SK_MAX_TILE];
     SK_ROWS dot[r] = _mm512_setzero_si512();
     _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {
@@ -32,7 +41,9 @@ static inline __attribute__((always_inline)) void tile_q4(const int rows, const 
 
 static inline __attribute__((always_inline)) void tile_q8(const int rows, const uint8_t *w, int groups, const int8_t *q,
                                                           const float *d, const int32_t *z, f32x16 *acc) {
+  const size_t panel = (size_t)groups / 2 * SK_Q8_PAIR_BYTES;
   for (int g = 0; g < groups; g += 2, w += SK_Q8_PAIR_BYTES) {
+    if (rows >= SK_ASK_ROWS) sk_ask(w + panel, SK_Q8_PAIR_BYTES);
     for (int half = 0; half < 2; half++, q += rows * SK_GROUP, d += rows, z += rows) {
       __m512i dot[SK_MAX_TILE];
       SK_ROWS dot[r] = _mm512_set1_epi32(z[r]);
@@ -51,7 +62,9 @@ static inline __attribute__((always_inline)) void tile_q8(const int rows, const 
 /* vdpbf16ps adds two products of every channel at once; it takes subnormals for zero. */
 static inline __attribute__((always_inline)) void tile_bf16(const int rows, const uint8_t *w, int groups,
                                                             const uint16_t *q, f32x16 *acc) {
+  const size_t panel = (size_t)groups * SK_BF16_GROUP_BYTES;
   for (int g = 0; g < groups; g++, w += SK_BF16_GROUP_BYTES, q += rows * SK_GROUP) {
+    if (rows >= SK_ASK_ROWS) sk_ask(w + panel, SK_BF16_GROUP_BYTES);
     _Pragma("GCC unroll 16") for (int i = 0; i < SK_GROUP / 2; i++) {
       __m512bh weights = (__m512bh)_mm512_load_si512(w + 64 * i);
       SK_ROWS acc[r] = _mm512_dpbf16_ps(acc[r], weights,
