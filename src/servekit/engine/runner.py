@@ -120,7 +120,7 @@ class ModelRunner:
     def _compute(self, batch: Batch) -> torch.Tensor:
         """What a graph records."""
         hidden = self._forward(batch)
-        # Every token is its sequence's last one where all have one: nothing to pick. Padded batches have empty sequences.
+        # Every token is its sequence's last one where all have one: nothing to pick. Padding has empty sequences.
         is_decode = batch.longest is None and batch.num_seqs == batch.num_tokens == batch.logits_idx.shape[0]
         return self._decoder.logits(hidden if is_decode else hidden[batch.logits_idx])
 
