@@ -37,7 +37,8 @@ def process() -> Iterator[Server]:
 
 
 def test_it_says_that_it_is_loading_and_can_be_ended_meanwhile() -> None:
-    arguments = command("demo", "--kv-memory", "64MiB")
+    # In float32, whose weights are made anew at every start: packed ones are loaded before a signal could arrive.
+    arguments = command("demo", "--quantize", "none", "--dtype", "float32", "--kv-memory", "64MiB")
     pipe = subprocess.PIPE
     with subprocess.Popen(arguments, stdout=pipe, stderr=pipe, text=True, env=environment()) as process:
         try:
@@ -49,11 +50,13 @@ def test_it_says_that_it_is_loading_and_can_be_ended_meanwhile() -> None:
                 assert (http.get("/health").status_code, http.get("/health").json()) == (503, {"status": "loading"})
                 refused = http.post(CHAT, json=chat())
                 assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+                # Well into the work of loading, which must not keep or crash the process.
+                for _ in range(100):
+                    http.get("/health")
                 process.terminate()
             assert process.wait(EXIT_DEADLINE_S) == 0
             assert process.stdout is not None
-            # Loading takes under a second: it may have come to its end before the signal did.
-            assert process.stdout.read() in ("", f"{announced[0]}\n")
+            assert process.stdout.read() == ""
         finally:
             process.kill()
 

@@ -20,6 +20,7 @@ from servekit.engine.attention.paged import (
     gpu_reasons,
     half_precision_reasons,
     head_reasons,
+    keys_and_values,
     plan_paged,
     window_sides,
 )
@@ -158,10 +159,7 @@ class FlashAttention(AttentionBackend[PagedPlan]):
     ) -> torch.Tensor:
         """See AttentionBackend.forward."""
         assert bias is None, "a layer with a bias is not given to this source"
-        if cache is None or plan.block_tables is None:
-            keys, values = kv.chunk(2, dim=1)
-        else:
-            keys, values = cache[:, :, 0], cache[:, :, 1]
+        keys, values, _ = keys_and_values(kv, cache, plan)
         return self._call(shape, q, keys, values, plan)
 
 

@@ -44,6 +44,19 @@ def plan_paged(batch: Batch) -> PagedPlan:
     )
 
 
+def keys_and_values(
+    kv: torch.Tensor, cache: torch.Tensor | None, plan: PagedPlan
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """What queries look at, as AttentionBackend.forward is given it, and the block tables to find it by.
+
+    Pages `[num_blocks, block_size, K, D]` and their tables where there is a cache, else the step's own `[T, K, D]`.
+    """
+    if cache is None or plan.block_tables is None:
+        keys, values = kv.chunk(2, dim=1)
+        return keys, values, None
+    return cache[:, :, 0], cache[:, :, 1], plan.block_tables
+
+
 def window_sides(shape: AttentionShape) -> tuple[int, int]:
     """How many tokens a query sees to its left and right beside itself; -1 for all."""
     left = -1 if shape.window is None else shape.window - 1

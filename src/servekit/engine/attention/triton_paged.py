@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from servekit.engine.attention.base import AttentionBackend, AttentionShape
-from servekit.engine.attention.paged import PagedPlan, bias_reasons, gpu_reasons, plan_paged
+from servekit.engine.attention.paged import PagedPlan, bias_reasons, gpu_reasons, keys_and_values, plan_paged
 from servekit.engine.batch import Batch
 
 MAX_SPLITS = 32
@@ -62,14 +62,11 @@ class TritonAttention(AttentionBackend[PagedPlan]):
     ) -> torch.Tensor:
         """See AttentionBackend.forward."""
         assert bias is None, "a layer with a bias is not given to this source"
-        if cache is None or plan.block_tables is None:
-            keys, values = kv.chunk(2, dim=1)
-            return self._ragged(shape, q, keys, values, None, plan)
-        keys, values = cache[:, :, 0], cache[:, :, 1]  # [N, block_size, K, D]
+        keys, values, tables = keys_and_values(kv, cache, plan)
         # A captured decoding step has one token a sequence; so has an eager one whose longest query is one.
-        if plan.max_query_len == 1 and len(q) == len(plan.context_lens) and shape.causal:
-            return self._decode(shape, q, keys, values, plan.block_tables, plan)
-        return self._ragged(shape, q, keys, values, plan.block_tables, plan)
+        if tables is not None and plan.max_query_len == 1 and len(q) == len(plan.context_lens) and shape.causal:
+            return self._decode(shape, q, keys, values, tables, plan)
+        return self._ragged(shape, q, keys, values, tables, plan)
 
     def _ragged(
         self,

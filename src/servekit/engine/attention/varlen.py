@@ -12,6 +12,7 @@ from servekit.engine.attention.paged import (
     gpu_reasons,
     half_precision_reasons,
     head_reasons,
+    keys_and_values,
     plan_paged,
     window_sides,
 )
@@ -57,12 +58,8 @@ class VarlenAttention(AttentionBackend[PagedPlan]):
     ) -> torch.Tensor:
         """See AttentionBackend.forward."""
         assert bias is None, "a layer with a bias is not given to this source"
-        if cache is None or plan.block_tables is None:
-            keys, values = kv.chunk(2, dim=1)
-            paged: dict[str, Any] = {}
-        else:
-            keys, values = cache[:, :, 0], cache[:, :, 1]
-            paged = {"seqused_k": plan.context_lens, "block_table": plan.block_tables}
+        keys, values, tables = keys_and_values(kv, cache, plan)
+        paged: dict[str, Any] = {} if tables is None else {"seqused_k": plan.context_lens, "block_table": tables}
         out: torch.Tensor = self._attend(
             q,
             keys,

@@ -155,6 +155,23 @@ void sk_each_row(sk_context *context, sk_row_task task, void *job, int rows) {
 
 typedef struct {
   const sk_kernels *kernels;
+  const float *x;
+  int k;
+  const sk_rows *out;
+} quantise_job;
+
+static void run_quantise(void *job, int first, int last) {
+  const quantise_job *j = job;
+  j->kernels->quantise(j->x, j->k, first, last, j->out);
+}
+
+void sk_quantise(sk_context *context, const float *x, int k, const sk_rows *out) {
+  quantise_job job = {context->kernels, x, k, out};
+  sk_each_row(context, run_quantise, &job, out->rows);
+}
+
+typedef struct {
+  const sk_kernels *kernels;
   const sk_matrix *m;
   const sk_rows *x;
   int panels, chunks, add;
@@ -177,24 +194,11 @@ void sk_multiply(sk_context *context, const sk_matrix *m, const sk_rows *x, floa
 
 /* ---- single operations ---- */
 
-typedef struct {
-  const sk_kernels *kernels;
-  const float *x;
-  int k;
-  const sk_rows *out;
-} quantise_job;
-
-static void run_quantise(void *job, int first, int last) {
-  const quantise_job *j = job;
-  j->kernels->quantise(j->x, j->k, first, last, j->out);
-}
-
 int sk_linear(sk_context *context, const sk_matrix *matrix, const float *x, int rows, float *out) {
   sk_rows quantised;
   if (rows == 0) return 0;
   if (sk_reserve_rows(context, 0, rows, matrix, &quantised) != 0) return -1;
-  quantise_job job = {context->kernels, x, matrix->k, &quantised};
-  sk_each_row(context, run_quantise, &job, rows);
+  sk_quantise(context, x, matrix->k, &quantised);
   sk_multiply(context, matrix, &quantised, out, (size_t)matrix->n, 0);
   return 0;
 }

@@ -30,6 +30,8 @@ void sk_clear_row(const sk_rows *rows, int row, int first_group);
 typedef void (*sk_row_task)(void *job, int first, int last);
 void sk_each_row(sk_context *context, sk_row_task task, void *job, int rows);
 
+/* x [out->rows, k] as the next product reads it. */
+void sk_quantise(sk_context *context, const float *x, int k, const sk_rows *out);
 /* Quantised x times m: stored in out, or added to it. */
 void sk_multiply(sk_context *context, const sk_matrix *m, const sk_rows *x, float *out, size_t ld, int add);
 /* Attention of all sequences, after their keys and values are in `kv`. Returns 0, or -1 where there is no memory. */

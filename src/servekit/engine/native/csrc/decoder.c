@@ -29,11 +29,6 @@ static void rotate_rows(void *job, int first, int last) {
   s->context->kernels->rotate(s->layer, s->batch, s->decoder->kv_dtype, s->decoder->eps, s->qkv, first, last);
 }
 
-static void quantise_attended(void *job, int first, int last) {
-  const step *s = job;
-  s->context->kernels->quantise(s->attended, s->layer->output.k, first, last, &s->wide);
-}
-
 static void norm_rows(void *job, int first, int last) {
   const step *s = job;
   s->context->kernels->norm(s->from, s->weight, s->decoder->eps, s->decoder->hidden, first, last, s->to, s->add);
@@ -97,7 +92,7 @@ static int run_layer(step *s) {
   sk_multiply(context, &layer->qkv, &s->hidden, s->qkv, (size_t)layer->qkv.n, 0);
   if (attend(s) != 0) return -1;
   if (sk_reserve_rows(context, 1, tokens, &layer->output, &s->wide) != 0) return -1;
-  sk_each_row(context, quantise_attended, s, tokens);
+  sk_quantise(context, s->attended, layer->output.k, &s->wide);
   add_product(s, &layer->output, &s->wide, layer->post_attention_norm);
 
   s->weight = layer->mlp_norm;

@@ -31,16 +31,6 @@ static void normalise(step *s, const float *weight, const float *bias, int keep,
   sk_each_row(s->context, norm_rows, s, s->batch->tokens);
 }
 
-static void quantise_stream(void *job, int first, int last) {
-  const step *s = job;
-  s->context->kernels->quantise(s->x, s->encoder->hidden, first, last, &s->hidden);
-}
-
-static void quantise_attended(void *job, int first, int last) {
-  const step *s = job;
-  s->context->kernels->quantise(s->attended, s->layer->output.k, first, last, &s->wide);
-}
-
 /* Rotation, and keys and values side by side as attention reads them. */
 static void prepare_heads(void *job, int first, int last) {
   const step *s = job;
@@ -77,7 +67,7 @@ static int attend(step *s) {
                       s->attended) != 0)
     return -1;
   if (sk_reserve_rows(s->context, 1, tokens, &layer->output, &s->wide) != 0) return -1;
-  sk_each_row(s->context, quantise_attended, s, tokens);
+  sk_quantise(s->context, s->attended, layer->output.k, &s->wide);
   sk_multiply(s->context, &layer->output, &s->wide, s->x, (size_t)s->encoder->hidden, 1);
   return 0;
 }
@@ -100,7 +90,7 @@ static int run_layer(step *s) {
   const int tokens = s->batch->tokens, pre_norm = s->encoder->pre_norm;
   if (sk_reserve_rows(s->context, 0, tokens, &layer->qkv, &s->hidden) != 0) return -1;
   if (pre_norm && layer->attention_norm) normalise(s, layer->attention_norm, layer->attention_norm_bias, 0, &s->hidden);
-  else sk_each_row(s->context, quantise_stream, s, tokens);
+  else sk_quantise(s->context, s->x, s->encoder->hidden, &s->hidden);
   if (attend(s) != 0) return -1;
   if (sk_reserve_rows(s->context, 0, tokens, &layer->up, &s->hidden) != 0) return -1;
   if (pre_norm) normalise(s, layer->mlp_norm, layer->mlp_norm_bias, 0, &s->hidden);

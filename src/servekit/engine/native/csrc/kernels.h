@@ -2,6 +2,7 @@
 #ifndef SK_KERNELS_H
 #define SK_KERNELS_H
 
+#include "scalars.h"
 #include "servekit.h"
 
 #define SK_NAME_generic "generic"

@@ -3,6 +3,7 @@
 
    Rows that ggml has quantised are only moved: their scales, minimums and quants go over bit by bit. Floats are
    quantised here, always against scales that have been rounded to float16 first. */
+#include "scalars.h"
 #include "servekit.h"
 
 #include <math.h>
@@ -16,18 +17,6 @@
 enum { Q4_0_BYTES = 18, Q4_1_BYTES = 20, Q8_0_BYTES = 34, Q4_K_BYTES = 144 };
 
 /* ---- float16 ---- */
-
-static float from_half(uint16_t h) {
-  const uint32_t exponent = h >> 10 & 31, mantissa = h & 1023, sign = (uint32_t)(h & 0x8000) << 16;
-  if (exponent == 0) {
-    const float tiny = (float)mantissa * 0x1p-24f;
-    return sign ? -tiny : tiny;
-  }
-  const uint32_t bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | mantissa << 13;
-  float f;
-  memcpy(&f, &bits, sizeof f);
-  return f;
-}
 
 /* Rounds to nearest even. |f| is below 65520, so that nothing becomes infinite. */
 static uint16_t to_half(float f) {
@@ -49,13 +38,6 @@ static uint16_t to_bf16(float f) {
   uint32_t bits;
   memcpy(&bits, &f, sizeof bits);
   return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-static float from_bf16(uint16_t b) {
-  const uint32_t bits = (uint32_t)b << 16;
-  float f;
-  memcpy(&f, &bits, sizeof f);
-  return f;
 }
 
 /* ---- places in a panel ---- */
@@ -110,7 +92,7 @@ static void put_q8(uint8_t *panel, int g, int c, const uint8_t *q, uint16_t scal
 }
 
 static void unpack_q4(const uint8_t *group, int c, float *out) {
-  const float scale = from_half(load_u16(group + 256 + 2 * c)), minimum = from_half(load_u16(group + 288 + 2 * c));
+  const float scale = sk_half(load_u16(group + 256 + 2 * c)), minimum = sk_half(load_u16(group + 288 + 2 * c));
   for (int i = 0; i < 4; i++)
     for (int j = 0; j < 4; j++) {
       const uint8_t both = group[64 * i + 4 * c + j];
@@ -137,7 +119,7 @@ static int row_q4_0(const uint8_t *row, int groups, int c, uint8_t *panel) {
   for (int g = 0; g < groups; g++, row += Q4_0_BYTES, panel += SK_Q4_GROUP_BYTES) {
     const uint16_t d = load_u16(row);
     if ((d >> 10 & 31) > 27) return -1; /* 8 d is infinite in float16, or d is */
-    put_scales_q4(panel, c, d, to_half(-8.0f * from_half(d)));
+    put_scales_q4(panel, c, d, to_half(-8.0f * sk_half(d)));
     move_q4(panel, c, row + 2);
   }
   return 0;
@@ -157,7 +139,7 @@ static int row_q4_1(const uint8_t *row, int groups, int c, uint8_t *panel) {
    products are rounded to float16, by at most 2^-11 of their size. */
 static int row_q4_k(const uint8_t *row, int groups, int c, uint8_t *panel) {
   for (int g = 0; g < groups; row += Q4_K_BYTES) {
-    const float d = from_half(load_u16(row)), least = from_half(load_u16(row + 2));
+    const float d = sk_half(load_u16(row)), least = sk_half(load_u16(row + 2));
     const uint8_t *bits = row + 4, *quants = row + 16;
     for (int i = 0; i < 8; i++, g++, panel += SK_Q4_GROUP_BYTES) {
       const int scale = i < 4 ? bits[i] & 63 : (bits[i + 4] & 15) | bits[i - 4] >> 6 << 4;
@@ -191,7 +173,7 @@ static int row_q8_0(const uint8_t *row, int groups, int c, uint8_t *panel) {
 
 /* 1 / scale, or 0 for a scale of 0. */
 static float inverse_of(uint16_t scale) {
-  const float s = from_half(scale);
+  const float s = sk_half(scale);
   return s != 0.0f ? 1.0f / s : 0.0f;
 }
 
@@ -207,7 +189,7 @@ static int scale_q8(const float *x, uint16_t *scale) {
   if (is_bad) return -1;
   *scale = to_half(largest / Q8_MAX);
   /* Among subnormals the rounding is coarse; upwards, so that the largest value is not cut off. */
-  if (*scale < 0x400 && from_half(*scale) * Q8_MAX < largest) *scale += 1;
+  if (*scale < 0x400 && sk_half(*scale) * Q8_MAX < largest) *scale += 1;
   return 0;
 }
 
@@ -249,11 +231,11 @@ static float error_q8(const float *restrict x, float scale) {
 static int group_q8_of_steps(const float *x, float step, uint8_t *q, uint16_t *scale) {
   if (scale_q8(x, scale) != 0) return -1;
   if (*scale != 0) {
-    const float reach = Q8_MAX * 1.002f, largest = from_half(*scale) * Q8_MAX;
-    float best = error_q8(x, from_half(*scale));
+    const float reach = Q8_MAX * 1.002f, largest = sk_half(*scale) * Q8_MAX;
+    float best = error_q8(x, sk_half(*scale));
     for (int part = 1; part <= 16 && best > 0.0f; part++) {
       const uint16_t tried = to_half(fabsf(step) / (float)part);
-      const float s = from_half(tried);
+      const float s = sk_half(tried);
       if (s == 0.0f || s * reach < largest) break;
       const float error = error_q8(x, s);
       if (error < best) {
@@ -312,13 +294,13 @@ static int group_q4(const float *x, uint8_t *q, uint16_t *scale, uint16_t *minim
   float tried[SK_GROUP], chosen[SK_GROUP];
   *scale = to_half(width / Q4_MAX);
   *minimum = to_half(lowest);
-  float best = assign_q4(x, from_half(*scale), from_half(*minimum), chosen);
+  float best = assign_q4(x, sk_half(*scale), sk_half(*minimum), chosen);
   for (int step = -8; step <= 4 && best > 0.0f; step++) {
     float s = width / (Q4_MAX - 0.125f * (float)step), m = lowest;
     assign_q4(x, s, m, tried);
     if (!fit_q4(x, tried, sum_x, &s, &m) || !(fabsf(s) <= HALF_MAX) || !(fabsf(m) <= HALF_MAX)) continue;
     const uint16_t half_s = to_half(s), half_m = to_half(m);
-    const float error = assign_q4(x, from_half(half_s), from_half(half_m), tried);
+    const float error = assign_q4(x, sk_half(half_s), sk_half(half_m), tried);
     if (error < best) {
       best = error;
       *scale = half_s;
@@ -372,7 +354,7 @@ static int row_steps_q8(int source, const uint8_t *row, int groups, int c, uint8
       uint8_t q[SK_GROUP];
       uint16_t scale;
       unpack_q4(from, 0, x);
-      if (group_q8_of_steps(x, from_half(load_u16(from + 256)), q, &scale) != 0) return -1;
+      if (group_q8_of_steps(x, sk_half(load_u16(from + 256)), q, &scale) != 0) return -1;
       put_q8(panel, g, c, q, scale);
     }
   }
@@ -422,13 +404,13 @@ int sk_pack(int format, int source, const void *rows, size_t row_bytes, int n, i
 }
 
 static void unpack_q8(const uint8_t *quants, const uint8_t *scales, int c, float *out) {
-  const float scale = from_half(load_u16(scales + 2 * c));
+  const float scale = sk_half(load_u16(scales + 2 * c));
   for (int i = 0; i < 8; i++)
     for (int j = 0; j < 4; j++) out[4 * i + j] = scale * (float)(quants[64 * i + 4 * c + j] - 128);
 }
 
 static void unpack_bf16(const uint8_t *group, int c, float *out) {
-  for (int j = 0; j < SK_GROUP; j++) out[j] = from_bf16(load_u16(group + 64 * (j / 2) + 4 * c + 2 * (j % 2)));
+  for (int j = 0; j < SK_GROUP; j++) out[j] = sk_widen(load_u16(group + 64 * (j / 2) + 4 * c + 2 * (j % 2)));
 }
 
 void sk_unpack(const sk_matrix *matrix, const int64_t *rows, int count, float *out) {

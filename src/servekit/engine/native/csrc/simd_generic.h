@@ -59,17 +59,6 @@ static inline void v_store_bf16(uint16_t *p, f32x16 a) {
     p[i] = (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
   }
 }
-static inline float sk_half(uint16_t h) {
-  uint32_t exponent = (h >> 10) & 31, mantissa = h & 1023, sign = (uint32_t)(h & 0x8000) << 16, bits;
-  if (exponent == 0) {
-    float tiny = (float)mantissa * 0x1p-24f;
-    return sign ? -tiny : tiny;
-  }
-  bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | mantissa << 13;
-  float f;
-  memcpy(&f, &bits, 4);
-  return f;
-}
 static inline f32x16 v_load_f16(const uint16_t *p) { f32x16 r; SK_EACH r.v[i] = sk_half(p[i]); return r; }
 /* Rounded to nearest even and stored as 16 int8; the values are within -127..127. Returns their sum. */
 static inline int32_t v_store_s8(int8_t *p, f32x16 a) {
