@@ -198,7 +198,8 @@ def test_a_client_that_leaves_takes_its_texts_along(server: Server) -> None:
     wait_until(lambda: server.state["open"] == 1, lambda: "the request never arrived")
     wire.close()
     wait_until(lambda: server.state["open"] == 0, lambda: "the request stayed")
-    assert server.get("/props")["embedding_state"]["waiting"] == 0
+    # The engine hears of it between two steps.
+    wait_until(lambda: server.get("/props")["embedding_state"]["waiting"] == 0, lambda: "its texts stayed in line")
 
 
 @pytest.mark.parametrize(("pooling", "normalise"), [("cls", True), ("lasttoken", True), ("mean", False)])

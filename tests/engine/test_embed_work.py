@@ -134,3 +134,13 @@ def test_totals_are_counted() -> None:
     assert (stats.steps, stats.sequences, stats.tokens, stats.chunks, stats.waiting) == (2, 4, 17, 3, 0)
     assert (stats.last_sequences, stats.last_tokens) == (2, 7)
     assert np.isfinite(stats.device_seconds)
+
+
+def test_what_was_delivered_is_counted() -> None:
+    """Who has an answer and asks for the numbers finds his texts in them."""
+    seen: list[int] = []
+    work = EmbedWork(FakeEmbedRunner(), BUDGET, lambda updates: seen.append(work.stats().sequences))
+    work.add(request("a", *[10] * 3))
+    while work.has_work:
+        work.step(0)
+    assert seen == [1, 2, 3]

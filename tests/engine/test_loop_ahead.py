@@ -5,11 +5,11 @@ import threading
 
 import pytest
 
-from servekit.engine.core.request import FinishReason, Request
+from servekit.engine.core.request import FinishReason, Request, Update
 from servekit.engine.core.scheduler import ScheduleOutput, Scheduler, SchedulerConfig
 from servekit.engine.device.lazy import Deferred, LazyResult
 from servekit.engine.generation import Generation
-from servekit.engine.loop import EngineLoop
+from servekit.engine.loop import Add, EngineLoop, Stop
 from servekit.engine.step import FakeRunner, StepTokens
 from tests.engine.test_engine import request, running, until
 from tests.engine.text.byte_tokenizer import EOS
@@ -109,9 +109,8 @@ async def test_closing_with_a_step_in_flight_ends_the_thread() -> None:
     assert threading.active_count() <= before + 1
 
 
-def test_the_time_of_a_prompt_token_is_that_of_steps_over_their_tokens() -> None:
-    """A short prompt's step takes nearly what a long one's does; its tokens must not speak for all."""
-    scheduler = Scheduler(
+def scheduler() -> Scheduler:
+    return Scheduler(
         SchedulerConfig(
             max_num_seqs=2,
             max_num_batched_tokens=256,
@@ -121,8 +120,32 @@ def test_the_time_of_a_prompt_token_is_that_of_steps_over_their_tokens() -> None
             eos_token_ids=frozenset({EOS}),
         )
     )
-    loop = EngineLoop(scheduler, FakeRunner(), lambda updates: None, lambda error: None)
+
+
+def test_the_time_of_a_prompt_token_is_that_of_steps_over_their_tokens() -> None:
+    """A short prompt's step takes nearly what a long one's does; its tokens must not speak for all."""
+    loop = EngineLoop(scheduler(), FakeRunner(), lambda updates: None, lambda error: None)
     loop._record_step(ScheduleOutput((), num_batched_tokens=10, num_preempted=0), 0.1)
     loop._record_step(ScheduleOutput((), num_batched_tokens=200, num_preempted=0), 0.2)
     # Means in which the last step has a fifth: 0.12 s and 48 tokens.
     assert loop._snapshot().prefill_token_seconds == pytest.approx(0.12 / 48)
+
+
+def test_what_was_delivered_is_counted() -> None:
+    """Who has an answer and asks for the numbers finds its step in them, and its slot free."""
+    seen: list[tuple[int, int]] = []
+    ended = threading.Event()
+
+    def deliver(updates: list[Update]) -> None:
+        stats = loop.stats()
+        seen.append((stats.num_steps, stats.scheduler.num_running))
+        if any(update.finish_reason for update in updates):
+            ended.set()
+
+    loop = EngineLoop(scheduler(), FakeRunner(), deliver, lambda error: None)
+    loop.start()
+    loop.send(Add(request("abc", max_tokens=3)))
+    assert ended.wait(60)
+    loop.send(Stop())
+    loop.join()
+    assert seen[:3] == [(1, 1), (2, 1), (3, 0)]

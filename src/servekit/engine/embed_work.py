@@ -84,7 +84,7 @@ class EmbedWork:
         self._queue.remove(request_id)
 
     def stats(self) -> EmbedStats:
-        """The numbers as of now."""
+        """The numbers as of now, for any thread; everything that was delivered is counted."""
         return replace(self._stats, waiting=len(self._queue))
 
     def step(self, num_taken: int) -> None:

@@ -246,7 +246,7 @@ class Engine:
 
     def embed_stats(self) -> EmbedStats:
         """Numbers of the embedding half, as of the end of the last step."""
-        return self._loop.stats().embedding
+        return self._loop.embed_stats()
 
     async def slots(self) -> list[SlotState]:
         """Every running sequence, as it stands between two steps. Raises UnavailableError when the engine has died."""

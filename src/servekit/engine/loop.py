@@ -124,7 +124,6 @@ class LoopStats:
     step_seconds: float
     decode_step_seconds: float
     prefill_token_seconds: float
-    embedding: EmbedStats
     graphs: GraphStats
 
 
@@ -177,8 +176,12 @@ class EngineLoop:
         self._wake.set()
 
     def stats(self) -> LoopStats:
-        """The numbers as of the end of the last step."""
+        """The numbers as of the end of the last step, in which everything that was delivered is counted."""
         return self._stats
+
+    def embed_stats(self) -> EmbedStats:
+        """Those of the embedding half."""
+        return EmbedStats() if self._embeddings is None else self._embeddings.stats()
 
     @property
     def last_turn(self) -> float:
@@ -303,14 +306,16 @@ class EngineLoop:
         self, output: ScheduleOutput, tokens: StepTokens, failures: list[Update], began: float, now: float
     ) -> None:
         updates = self._scheduler.apply(output, tokens, now) + failures
-        if updates:
-            self._deliver(updates)
         self._num_steps += 1
         self._num_batched_tokens += output.num_batched_tokens
         # Steps overlap where one is ahead of the device: its own time begins where the one before it ended.
         now = time.monotonic()
         self._record_step(output, now - max(began, self._last_landed))
         self._last_landed = now
+        if updates:
+            # Whoever has an answer and asks for the numbers finds it counted.
+            self._stats = self._snapshot()
+            self._deliver(updates)
 
     def _record_step(self, output: ScheduleOutput, seconds: float) -> None:
         self._step_seconds += seconds
@@ -377,7 +382,6 @@ class EngineLoop:
             step_seconds=self._step_seconds,
             decode_step_seconds=self._decode_step_seconds,
             prefill_token_seconds=self._prompt_step_seconds / max(1.0, self._prompt_step_tokens),
-            embedding=EmbedStats() if self._embeddings is None else self._embeddings.stats(),
             graphs=self._runner.graph_stats(),
         )
 
