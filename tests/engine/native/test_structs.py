@@ -30,6 +30,8 @@ _CONSTANTS = {
     "SK_BF16": structs.BF16,
     "SK_KV_F32": structs.KV_F32,
     "SK_KV_BF16": structs.KV_BF16,
+    "SK_KV_Q8_0": structs.KV_Q8_0,
+    "SK_KV_TILE": structs.KV_TILE,
     **{f"SK_SRC_{name}": number for name, number in structs.SOURCES.items()},
     **{f"SK_{name.upper()}": number for name, number in structs.ACTIVATIONS.items()},
 }

@@ -35,6 +35,10 @@ class Kernels:
         """x [rows, k] -> out [rows, n], both float32."""
         self._check(self.library.c.sk_linear(self._open, ctypes.byref(matrix), x, num_rows, out))
 
+    def write_kv(self, attention: structs.Attention, step: structs.Step, kv: int, kv_dtype: int, cache: int) -> None:
+        """kv [T, 2, kv_heads, head_dim] float32, keys already rotated -> the step's slots of a layer's cache."""
+        self.library.c.sk_write_kv(self._open, ctypes.byref(attention), ctypes.byref(step), kv, kv_dtype, cache)
+
     def attend(
         self, attention: structs.Attention, step: structs.Step, q: int, kv: int, kv_dtype: int, out: int
     ) -> None:

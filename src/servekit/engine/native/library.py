@@ -24,6 +24,17 @@ _SIGNATURES = {
     "sk_pack": (_INT, [_INT, _INT, _POINTER, _SIZE, _INT, _INT, _POINTER]),
     "sk_unpack": (None, [ctypes.POINTER(structs.Matrix), _POINTER, _INT, _POINTER]),
     "sk_linear": (_INT, [_POINTER, ctypes.POINTER(structs.Matrix), _POINTER, _INT, _POINTER]),
+    "sk_write_kv": (
+        None,
+        [
+            _POINTER,
+            ctypes.POINTER(structs.Attention),
+            ctypes.POINTER(structs.Step),
+            _POINTER,
+            _INT,
+            _POINTER,
+        ],
+    ),
     "sk_attend": (
         _INT,
         [

@@ -2,7 +2,7 @@
 
 import ctypes
 
-ABI = 3
+ABI = 4
 """What sk_abi() of a library with these structures returns."""
 PANEL = 16
 """Output channels that lie together in packed weights."""
@@ -10,7 +10,9 @@ GROUP = 32
 """Inputs that share a scale."""
 
 Q4, Q8, BF16 = 1, 2, 3
-KV_F32, KV_BF16 = 0, 1
+KV_F32, KV_BF16, KV_Q8_0 = 0, 1, 2
+KV_TILE = 16
+"""Tokens that lie together in KV_Q8_0: blocks have a multiple of it."""
 SOURCES = {"F32": 0, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "Q4_K": 12}
 """What can be packed: rows of float32, or of ggml's blocks, by ggml's name and number."""
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}

@@ -1,4 +1,5 @@
-/* Attention over random batches: ragged, paged or not, windowed, capped, looking both ways, grouped. */
+/* Attention over random batches: ragged, paged or not, windowed, capped, looking both ways, grouped; and what is
+   written to a cache for it. */
 #include "decode.h"
 #include "support.h"
 
@@ -8,12 +9,14 @@ typedef struct {
   int dtype;
   float *q, *out;
   void *kv;
-  double *keys[8], *values[8]; /* [context, kv_heads, head_dim] of each sequence */
+  size_t slots; /* of the cache */
+  double *keys[8], *values[8]; /* [context, kv_heads, head_dim] of each sequence, as the cache holds them */
+  float *raw[8];               /* [context, 2, kv_heads, head_dim]: before they were rounded to eight bits */
   int64_t *starts, *contexts;
 } attend_case;
 
 static void draw_shape(attend_case *c) {
-  static const int dims[] = {16, 32, 48, 64, 64, 80, 96, 128, 160, 256};
+  static const int dims[] = {16, 32, 48, 64, 64, 80, 96, 128, 160, 256}, groups[] = {1, 2, 2, 3, 4, 5, 8};
   const int group = fuzz_chance(0.2) ? fuzz_int(9, 14) : fuzz_int(1, 8);
   c->a.kv_heads = fuzz_int(1, 3);
   c->a.heads = group * c->a.kv_heads;
@@ -22,15 +25,73 @@ static void draw_shape(attend_case *c) {
   c->a.window = fuzz_chance(0.4) ? fuzz_int(1, 90) : 0;
   c->a.softcap = fuzz_chance(0.3) ? (float)fuzz_int(1, 50) : 0.0f;
   c->a.causal = fuzz_chance(0.7);
-  c->dtype = fuzz_chance(0.5) ? SK_KV_BF16 : SK_KV_F32;
+  c->dtype = fuzz_int(SK_KV_F32, SK_KV_Q8_0);
+  if (c->dtype == SK_KV_Q8_0) c->a.head_dim = SK_GROUP * groups[fuzz_int(0, 6)];
   c->batch.seqs = fuzz_chance(0.05) ? 0 : fuzz_int(1, 4);
-  c->batch.block_size = fuzz_int(1, 32);
 }
 
-/* Rounded to what the cache holds. */
+static int draw_block_size(const attend_case *c) {
+  return c->dtype == SK_KV_Q8_0 ? SK_KV_TILE * fuzz_int(1, 4) : fuzz_int(1, 32);
+}
+
+/* Rounded to what the cache holds; eight bits are rounded a group at a time, later. */
 static double draw_element(int dtype, float size) {
   const float x = fuzz_normal() * size;
   return dtype == SK_KV_BF16 ? fuzz_from_bf16(fuzz_to_bf16(x)) : x;
+}
+
+static size_t elements(const attend_case *c) { return (size_t)c->a.kv_heads * (size_t)c->a.head_dim; }
+
+/* 32 numbers as int8 with a scale in float16, and what that stands for. */
+static uint16_t round_group(const float *x, int8_t *q, double *rounded) {
+  float largest = 0;
+  for (int i = 0; i < SK_GROUP; i++) largest = fmaxf(largest, fabsf(x[i]));
+  uint16_t half = sk_to_half(fminf(largest / 127, SK_HALF_MAX));
+  if (half < 0x400 && sk_half(half) * 127 < largest) half++;
+  const float scale = sk_half(half);
+  for (int i = 0; i < SK_GROUP; i++) {
+    q[i] = scale > 0 ? (int8_t)fmaxf(-127, fminf(127, rintf(x[i] * (1 / scale)))) : 0;
+    rounded[i] = (double)scale * q[i];
+  }
+  return half;
+}
+
+/* Draws a group now and then from the ends of what float16 can scale. */
+static void draw_raw(attend_case *c, int seq, float size) {
+  const size_t n = elements(c), count = (size_t)c->contexts[seq] * 2 * n;
+  c->raw[seq] = malloc(count * sizeof(float) + 1);
+  for (size_t i = 0; i < count; i += SK_GROUP) {
+    int8_t q[SK_GROUP];
+    float *x = c->raw[seq] + i;
+    const int is_key = i / n % 2 == 0;
+    float width = is_key ? size : 1;
+    if (fuzz_chance(0.06)) width = (float[]){0, 1e-6f, 3e-3f}[fuzz_int(0, 2)];
+    for (int j = 0; j < SK_GROUP; j++) x[j] = fuzz_normal() * width;
+    round_group(x, q, (is_key ? c->keys : c->values)[seq] + i / (2 * n) * n + i % n);
+  }
+}
+
+/* Where byte `at` of a slot's head lies, as servekit.h describes the tiles. */
+static uint8_t *head_of(const attend_case *c, size_t slot, int head) {
+  return (uint8_t *)c->kv + (slot / 16 * (size_t)c->a.kv_heads + (size_t)head) * 34 * (size_t)c->a.head_dim;
+}
+
+static void put_q8(const attend_case *c, int seq, int position, size_t slot) {
+  const int dim = c->a.head_dim, place = (int)(slot % 16);
+  for (int part = 0; part < 2; part++)
+    for (int h = 0; h < c->a.kv_heads; h++)
+      for (int d = 0; d < dim; d += SK_GROUP) {
+        const float *x = c->raw[seq] + ((size_t)position * 2 + (size_t)part) * elements(c) + h * dim + d;
+        int8_t q[SK_GROUP];
+        double rounded[SK_GROUP];
+        const uint16_t half = round_group(x, q, rounded);
+        uint8_t *bytes = head_of(c, slot, h) + (part ? 17 * dim : 0);
+        for (int i = 0; i < SK_GROUP; i++) {
+          if (part) bytes[place * dim + d + i] = (uint8_t)q[i];
+          else bytes[(d + i) / 4 * 64 + 4 * place + i % 4] = (uint8_t)(q[i] + 128);
+        }
+        memcpy(bytes + 16 * dim + (d / SK_GROUP * 16 + place) * 2, &half, sizeof half);
+      }
 }
 
 static void put(const attend_case *c, size_t at, double value) {
@@ -52,7 +113,8 @@ static void draw_batch(attend_case *c, int is_paged) {
     const size_t count = (size_t)context * (size_t)c->a.kv_heads * (size_t)c->a.head_dim;
     c->keys[s] = malloc(count * sizeof(double) + 1);
     c->values[s] = malloc(count * sizeof(double) + 1);
-    for (size_t i = 0; i < count; i++) {
+    if (c->dtype == SK_KV_Q8_0) draw_raw(c, s, size);
+    for (size_t i = 0; c->dtype != SK_KV_Q8_0 && i < count; i++) {
       c->keys[s][i] = draw_element(c->dtype, size);
       c->values[s][i] = draw_element(c->dtype, 1.0f);
     }
@@ -65,25 +127,31 @@ static void draw_batch(attend_case *c, int is_paged) {
   for (size_t i = 0; i < floats; i++) c->q[i] = fuzz_normal() * size;
 }
 
-static size_t elements(const attend_case *c) { return (size_t)c->a.kv_heads * (size_t)c->a.head_dim; }
-
 static void put_position(const attend_case *c, int seq, int position, size_t slot) {
   const size_t n = elements(c);
+  if (c->dtype == SK_KV_Q8_0) {
+    put_q8(c, seq, position, slot);
+    return;
+  }
   for (size_t i = 0; i < n; i++) {
     put(c, 2 * slot * n + i, c->keys[seq][(size_t)position * n + i]);
     put(c, (2 * slot + 1) * n + i, c->values[seq][(size_t)position * n + i]);
   }
 }
 
-static void *take_kv(const attend_case *c, size_t positions) {
-  const size_t element = c->dtype == SK_KV_BF16 ? sizeof(uint16_t) : sizeof(float);
-  return fuzz_take(2 * positions * elements(c) * element, element);
+static size_t kv_bytes(const attend_case *c, size_t slots) {
+  if (c->dtype == SK_KV_Q8_0) return slots / 16 * (size_t)c->a.kv_heads * 34 * (size_t)c->a.head_dim;
+  return slots * 2 * elements(c) * (c->dtype == SK_KV_BF16 ? sizeof(uint16_t) : sizeof(float));
+}
+
+static void *take_kv(const attend_case *c, size_t slots) {
+  return fuzz_take(kv_bytes(c, slots), c->dtype == SK_KV_F32 ? sizeof(float) : sizeof(uint16_t));
 }
 
 /* Spreads the contexts over blocks in random order. What belongs to nobody stays NaN, and table entries that nobody may
    read stay wild. */
 static void lay_blocks(attend_case *c) {
-  const int size = c->batch.block_size;
+  const int size = c->batch.block_size = draw_block_size(c);
   int most = 1, total = fuzz_int(0, 2);
   for (int s = 0; s < c->batch.seqs; s++) {
     const int blocks = (int)(c->contexts[s] + size - 1) / size;
@@ -98,7 +166,8 @@ static void lay_blocks(attend_case *c) {
     order[i] = order[j];
     order[j] = i;
   }
-  c->kv = take_kv(c, (size_t)total * (size_t)size);
+  c->slots = (size_t)total * (size_t)size;
+  c->kv = take_kv(c, c->slots);
   int used = 0;
   for (int s = 0; s < c->batch.seqs; s++) {
     int64_t *table = tables + (size_t)s * (size_t)c->batch.max_blocks;
@@ -123,11 +192,25 @@ static int sees(const sk_attention *a, int query, int key) {
   return !a->window || abs(key - query) < a->window;
 }
 
+/* A query head as it is multiplied: in eight bits where the keys are, with a scale for 32 of it. */
+static void read_query(const attend_case *c, const float *q, double *out) {
+  const float scale = c->a.softcap > 0 ? c->a.scale / c->a.softcap : c->a.scale;
+  for (int d = 0; d < c->a.head_dim; d += SK_GROUP) {
+    float largest = 0;
+    for (int i = 0; i < SK_GROUP && d + i < c->a.head_dim; i++) largest = fmaxf(largest, fabsf(q[d + i] * scale));
+    for (int i = 0; i < SK_GROUP && d + i < c->a.head_dim; i++)
+      out[d + i] = c->dtype != SK_KV_Q8_0 ? q[d + i]
+                   : largest > 0 ? (double)(largest / 127) * rintf(q[d + i] * scale * (127 / largest)) / scale
+                                 : 0;
+  }
+}
+
 /* One head of one query, as the formula is written. Returns how far float32 may be off. */
 static double attend_plainly(const attend_case *c, int seq, int token, int head, double *out) {
   const int dim = c->a.head_dim, context = (int)c->contexts[seq];
   const int position = context - (int)(c->starts[seq + 1] - c->starts[seq]) + token;
-  const float *q = c->q + ((size_t)(c->starts[seq] + token) * (size_t)c->a.heads + (size_t)head) * (size_t)dim;
+  double *q = malloc((size_t)dim * sizeof *q);
+  read_query(c, c->q + ((size_t)(c->starts[seq] + token) * (size_t)c->a.heads + (size_t)head) * (size_t)dim, q);
   const size_t offset = (size_t)(head / (c->a.heads / c->a.kv_heads)) * (size_t)dim;
   double *scores = malloc((size_t)context * sizeof *scores), largest = -INFINITY, sum = 0, size = 0, far = 0;
   for (int p = 0; p < context; p++) {
@@ -155,6 +238,7 @@ static double attend_plainly(const attend_case *c, int seq, int token, int head,
   }
   for (int d = 0; d < dim; d++) out[d] /= sum;
   free(scores);
+  free(q);
   return size * (3e-6 + 4e-7 * far + 1e-6 * c->a.softcap);
 }
 
@@ -213,10 +297,33 @@ static float *attend_all(const fuzz_subject *subject, const attend_case *c, int 
   return out;
 }
 
+/* What the kernels write is what was laid out by hand, byte for byte, and nothing else is touched. */
+static void write_all(const fuzz_subject *subject, const attend_case *c) {
+  const size_t n = elements(c), bytes = kv_bytes(c, c->slots);
+  int tokens = 0;
+  for (int s = 0; s < c->batch.seqs; s++) tokens += (int)c->contexts[s];
+  float *kv = FUZZ_FLOATS((size_t)tokens * 2 * n), *to = kv;
+  int64_t *slots = FUZZ_INTS(tokens), *slot = slots;
+  for (int s = 0; s < c->batch.seqs; s++)
+    for (int p = 0; p < c->contexts[s]; p++, to += 2 * n) {
+      const int size = c->batch.block_size;
+      *slot++ = c->batch.block_tables[s * c->batch.max_blocks + p / size] * size + p % size;
+      for (size_t i = 0; i < 2 * n; i++)
+        to[i] = c->dtype == SK_KV_Q8_0 ? c->raw[s][(size_t)p * 2 * n + i]
+                                       : (float)(i < n ? c->keys : c->values)[s][(size_t)p * n + i % n];
+    }
+  const sk_batch batch = {.tokens = tokens, .slot_mapping = slots};
+  uint8_t *cache = take_kv(c, c->slots);
+  sk_write_kv(subject->context, &c->a, &batch, kv, c->dtype, cache);
+  for (size_t i = 0; i < bytes; i++)
+    fuzz_check(cache[i] == ((uint8_t *)c->kv)[i], "byte %zu of the cache is %d instead of %d (dtype %d, dim %d)", i,
+               cache[i], ((uint8_t *)c->kv)[i], c->dtype, c->a.head_dim);
+}
+
 void fuzz_attend(const fuzz_subject *subject) {
   attend_case c = {0};
   draw_shape(&c);
-  const int is_paged = fuzz_chance(0.7), by_units = fuzz_chance(0.5);
+  const int is_paged = c.dtype == SK_KV_Q8_0 || fuzz_chance(0.7), by_units = fuzz_chance(0.5);
   draw_batch(&c, is_paged);
   if (is_paged) lay_blocks(&c);
   else lay_step(&c);
@@ -224,7 +331,6 @@ void fuzz_attend(const fuzz_subject *subject) {
   compare(&c);
   if (is_paged) {
     /* Neither the blocks nor the number of threads may show. */
-    c.batch.block_size = fuzz_int(1, 32);
     lay_blocks(&c);
     fuzz_subject other = {.isa = subject->isa, .threads = fuzz_int(1, 4)};
     other.context = sk_open(other.isa, other.threads);
@@ -234,8 +340,10 @@ void fuzz_attend(const fuzz_subject *subject) {
     const size_t bytes = (size_t)c.batch.tokens * (size_t)c.a.heads * (size_t)c.a.head_dim * sizeof(float);
     fuzz_check(memcmp(again, c.out, bytes) == 0, "other blocks or %d threads give other bits", other.threads);
   }
+  if (is_paged) write_all(subject, &c);
   for (int s = 0; s < c.batch.seqs; s++) {
     free(c.keys[s]);
     free(c.values[s]);
+    free(c.raw[s]);
   }
 }

@@ -2,6 +2,7 @@
 
    The reference knows neither the cache nor the rounding of activations, so the bound is on the error of a whole
    hidden state; single kernels have bounds of their own in the other cases. */
+#include "kv_q8.h"
 #include "support.h"
 
 #define MOST_LAYERS 3
@@ -44,10 +45,12 @@ static sk_matrix draw_gate_up(int format, int intermediate, int k, float **gate,
 
 static void draw_model(model *m, int num_blocks, int block_size) {
   const int format = fuzz_int(SK_Q4, SK_BF16), hidden = fuzz_int(20, 150), intermediate = fuzz_int(20, 200);
-  const int kv_heads = fuzz_int(1, 3), heads = kv_heads * fuzz_int(1, 4), dim = 2 * fuzz_int(4, 40);
+  const int kv_dtype = block_size % SK_KV_TILE ? fuzz_int(SK_KV_F32, SK_KV_BF16) : SK_KV_Q8_0;
+  const int kv_heads = fuzz_int(1, 3), heads = kv_heads * fuzz_int(1, 4);
+  const int dim = kv_dtype == SK_KV_Q8_0 ? SK_GROUP * fuzz_int(1, 3) : 2 * fuzz_int(4, 40);
   const int post_norms = fuzz_chance(0.3), qk_norm = fuzz_chance(0.4);
   m->decoder = (sk_decoder){.num_layers = fuzz_int(1, MOST_LAYERS), .hidden = hidden,
-                            .activation = fuzz_int(SK_SILU, SK_RELU), .kv_dtype = fuzz_int(SK_KV_F32, SK_KV_BF16),
+                            .activation = fuzz_int(SK_SILU, SK_RELU), .kv_dtype = kv_dtype,
                             .eps = 1e-5f, .layers = m->layers};
   m->decoder.final_norm = draw((size_t)hidden, 1, 0.1);
   float *cosines = FUZZ_FLOATS(m->most_positions * dim / 2), *sines = FUZZ_FLOATS(m->most_positions * dim / 2);
@@ -56,7 +59,8 @@ static void draw_model(model *m, int num_blocks, int block_size) {
     cosines[i] = (float)cos(angle);
     sines[i] = (float)sin(angle);
   }
-  const size_t element = m->decoder.kv_dtype == SK_KV_BF16 ? 2 : 4;
+  const size_t element = kv_dtype == SK_KV_F32 ? 4 : 2, numbers = 2 * (size_t)(kv_heads * dim);
+  const size_t slot = kv_dtype == SK_KV_Q8_0 ? numbers * 34 / 32 : numbers * element;
   for (int i = 0; i < m->decoder.num_layers; i++) {
     sk_layer *layer = &m->layers[i];
     layer->input_norm = draw((size_t)hidden, 1, 0.1);
@@ -80,7 +84,7 @@ static void draw_model(model *m, int num_blocks, int block_size) {
     m->qkv[i] = qkv.weights;
     m->output[i] = output.weights;
     m->down[i] = down.weights;
-    layer->cache = fuzz_take((size_t)num_blocks * (size_t)block_size * 2 * (size_t)(kv_heads * dim) * element, element);
+    layer->cache = fuzz_take((size_t)num_blocks * (size_t)block_size * slot, element);
   }
 }
 
@@ -238,7 +242,7 @@ static void run_step(const fuzz_subject *subject, const model *m, text *texts, i
 void fuzz_forward(const fuzz_subject *subject) {
   model m = {.most_positions = 60};
   text texts[MOST_SEQS];
-  const int seqs = fuzz_int(1, MOST_SEQS), block_size = fuzz_int(1, 32);
+  const int seqs = fuzz_int(1, MOST_SEQS), block_size = fuzz_chance(0.4) ? SK_KV_TILE * fuzz_int(1, 3) : fuzz_int(1, 32);
   sk_batch batch = {.seqs = seqs, .block_size = block_size, .max_blocks = (m.most_positions + block_size - 1) / block_size};
   draw_model(&m, seqs * batch.max_blocks, block_size);
   int64_t *tables = FUZZ_INTS(seqs * batch.max_blocks);

@@ -2,11 +2,12 @@
 #ifndef SK_ATTEND_H
 #define SK_ATTEND_H
 
-#include "kernels.h"
+#include "kv_q8.h"
 
 /* Keys that are scored before their values are summed. Blocks begin at multiples of it whatever the cache's blocks are,
    so that a result depends on a context alone. */
 #define SK_KEY_BLOCK 64
+#define SK_KEY_TILES (SK_KEY_BLOCK / SK_KV_TILE)
 /* Rows are padded to a multiple of every instruction set's SK_SUMS. */
 #define SK_ROW_PAD 12
 
@@ -19,6 +20,7 @@ typedef struct {
   float *scores;   /* [SK_ROW_PAD, SK_KEY_BLOCK] */
   float *keys;     /* [SK_KEY_BLOCK / 16, width, 16] */
   float *values;   /* [width / 16, SK_KEY_BLOCK, 16] */
+  sk_rows queries; /* for keys in eight bits: q, rounded */
   size_t bytes;
 } sk_attend_memory;
 
@@ -26,6 +28,17 @@ static inline float *sk_attend_take(char *from, size_t *at, size_t floats) {
   float *taken = from ? (float *)(from + *at) : NULL;
   *at += (floats * sizeof(float) + 63) / 64 * 64;
   return taken;
+}
+
+/* `rows` query heads in eight bits, a tile of them at once; who fills it says how many a tile has. */
+static inline sk_rows sk_queries_lay(int rows, int head_dim, char *from, size_t *at) {
+  const size_t groups = ((size_t)head_dim + SK_GROUP - 1) / SK_GROUP, all = (size_t)rows * groups;
+  sk_rows queries = {.rows = rows, .k_padded = (int)groups * SK_GROUP};
+  queries.q = sk_attend_take(from, at, all * SK_GROUP / sizeof(float));
+  queries.d = sk_attend_take(from, at, all);
+  queries.s = sk_attend_take(from, at, all);
+  queries.z = (int32_t *)sk_attend_take(from, at, all);
+  return queries;
 }
 
 /* Lays a unit's arrays into `from`, which is aligned to 64 bytes, or measures them where it is NULL. */
@@ -41,6 +54,7 @@ static inline sk_attend_memory sk_attend_lay(const sk_attention *a, int queries,
   m.scores = sk_attend_take(from, &m.bytes, SK_ROW_PAD * SK_KEY_BLOCK);
   m.keys = sk_attend_take(from, &m.bytes, SK_KEY_BLOCK * width);
   m.values = sk_attend_take(from, &m.bytes, SK_KEY_BLOCK * width);
+  m.queries = sk_queries_lay(m.rows, a->head_dim, from, &m.bytes);
   return m;
 }
 

@@ -203,6 +203,26 @@ int sk_linear(sk_context *context, const sk_matrix *matrix, const float *x, int 
   return 0;
 }
 
+typedef struct {
+  const sk_kernels *kernels;
+  const sk_attention *a;
+  const sk_batch *batch;
+  const float *kv;
+  int kv_dtype;
+  void *cache;
+} write_job;
+
+static void run_write(void *job, int first, int last) {
+  const write_job *j = job;
+  j->kernels->write_kv(j->a, j->batch, j->kv, j->kv_dtype, j->cache, first, last);
+}
+
+void sk_write_kv(sk_context *context, const sk_attention *attention, const sk_batch *batch, const float *kv,
+                 int kv_dtype, void *cache) {
+  write_job job = {context->kernels, attention, batch, kv, kv_dtype, cache};
+  sk_each_row(context, run_write, &job, batch->tokens);
+}
+
 int sk_attend(sk_context *context, const sk_attention *attention, const sk_batch *batch, const float *q,
               const void *kv, int kv_dtype, float *out) {
   return sk_attend_batch(context, attention, batch, q, (size_t)attention->heads * attention->head_dim, kv, kv_dtype,

@@ -13,8 +13,9 @@ typedef struct {
 
 typedef struct {
   sk_partial all, block;
-  float *q;      /* [heads, width], scaled */
-  float *scores; /* [heads, SK_KEY_BLOCK] */
+  float *q;        /* [heads, width], scaled */
+  float *scores;   /* [heads, SK_KEY_BLOCK] */
+  sk_rows queries; /* for keys in eight bits: q, rounded, with whole tiles for every KV head */
   size_t bytes;
 } sk_decode_memory;
 
@@ -47,6 +48,7 @@ static inline sk_decode_memory sk_decode_lay(const sk_attention *a, char *from) 
   m.block = sk_partial_lay(a, from, &m.bytes);
   m.q = sk_attend_take(from, &m.bytes, (size_t)a->heads * (size_t)m.all.width);
   m.scores = sk_attend_take(from, &m.bytes, (size_t)a->heads * SK_KEY_BLOCK);
+  m.queries = sk_queries_lay(a->heads + a->kv_heads * (SK_ROW_PAD - 1), a->head_dim, from, &m.bytes);
   return m;
 }
 

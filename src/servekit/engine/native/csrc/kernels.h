@@ -58,6 +58,9 @@ typedef struct {
                int head_dim, int first, int last);
   /* Norm of heads, rotation and cache write of tokens first..last; qkv [T, heads + 2 kv_heads, head_dim] in place. */
   void (*rotate)(const sk_layer *layer, const sk_batch *batch, int kv_dtype, float eps, float *qkv, int first, int last);
+  /* Keys and values of tokens first..last into the cache; kv [T, 2, kv_heads, head_dim]. */
+  void (*write_kv)(const sk_attention *a, const sk_batch *batch, const float *kv, int kv_dtype, void *cache, int first,
+                   int last);
   /* One unit: q rows are `ld` floats apart and begin with head 0. scratch is as attend.h lays it. */
   void (*attend)(const sk_attention *a, const sk_batch *batch, const void *kv, int kv_dtype, const float *q, size_t ld,
                  const sk_unit *unit, int kv_head, float *out, void *scratch);

@@ -9,29 +9,11 @@
 #include <math.h>
 #include <string.h>
 
-#define HALF_MAX 65504.0f
 #define Q4_MAX 15
 #define Q8_MAX 127
 #define Q4_K_INPUTS 256
 
 enum { Q4_0_BYTES = 18, Q4_1_BYTES = 20, Q8_0_BYTES = 34, Q4_K_BYTES = 144 };
-
-/* ---- float16 ---- */
-
-/* Rounds to nearest even. |f| is below 65520, so that nothing becomes infinite. */
-static uint16_t to_half(float f) {
-  uint32_t bits;
-  memcpy(&bits, &f, sizeof bits);
-  const uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
-  bits &= 0x7fffffff;
-  if (bits < 0x38800000) { /* below 2^-14: subnormal, a multiple of 2^-24 */
-    float size;
-    memcpy(&size, &bits, sizeof size);
-    return (uint16_t)(sign | (uint16_t)lrintf(size * 0x1p24f));
-  }
-  bits += 0xfff + (bits >> 13 & 1);
-  return (uint16_t)(sign | (uint16_t)((bits >> 13) - (112 << 10)));
-}
 
 /* bfloat16, to nearest even. */
 static uint16_t to_bf16(float f) {
@@ -119,7 +101,7 @@ static int row_q4_0(const uint8_t *row, int groups, int c, uint8_t *panel) {
   for (int g = 0; g < groups; g++, row += Q4_0_BYTES, panel += SK_Q4_GROUP_BYTES) {
     const uint16_t d = load_u16(row);
     if ((d >> 10 & 31) > 27) return -1; /* 8 d is infinite in float16, or d is */
-    put_scales_q4(panel, c, d, to_half(-8.0f * sk_half(d)));
+    put_scales_q4(panel, c, d, sk_to_half(-8.0f * sk_half(d)));
     move_q4(panel, c, row + 2);
   }
   return 0;
@@ -145,8 +127,8 @@ static int row_q4_k(const uint8_t *row, int groups, int c, uint8_t *panel) {
       const int scale = i < 4 ? bits[i] & 63 : (bits[i + 4] & 15) | bits[i - 4] >> 6 << 4;
       const int minimum = i < 4 ? bits[i + 4] & 63 : bits[i + 4] >> 4 | bits[i] >> 6 << 4;
       const float s = d * (float)scale, m = -least * (float)minimum;
-      if (!(fabsf(s) <= HALF_MAX) || !(fabsf(m) <= HALF_MAX)) return -1;
-      put_scales_q4(panel, c, to_half(s), to_half(m));
+      if (!(fabsf(s) <= SK_HALF_MAX) || !(fabsf(m) <= SK_HALF_MAX)) return -1;
+      put_scales_q4(panel, c, sk_to_half(s), sk_to_half(m));
       uint8_t q[SK_GROUP];
       for (int j = 0; j < SK_GROUP; j++) q[j] = i % 2 ? quants[32 * (i / 2) + j] >> 4 : quants[32 * (i / 2) + j] & 15;
       put_q4(panel, c, q);
@@ -183,11 +165,11 @@ static int scale_q8(const float *x, uint16_t *scale) {
   int is_bad = 0;
   for (int j = 0; j < SK_GROUP; j++) {
     const float size = fabsf(x[j]);
-    is_bad |= !(size <= HALF_MAX * Q8_MAX);
+    is_bad |= !(size <= SK_HALF_MAX * Q8_MAX);
     largest = size > largest ? size : largest;
   }
   if (is_bad) return -1;
-  *scale = to_half(largest / Q8_MAX);
+  *scale = sk_to_half(largest / Q8_MAX);
   /* Among subnormals the rounding is coarse; upwards, so that the largest value is not cut off. */
   if (*scale < 0x400 && sk_half(*scale) * Q8_MAX < largest) *scale += 1;
   return 0;
@@ -234,7 +216,7 @@ static int group_q8_of_steps(const float *x, float step, uint8_t *q, uint16_t *s
     const float reach = Q8_MAX * 1.002f, largest = sk_half(*scale) * Q8_MAX;
     float best = error_q8(x, sk_half(*scale));
     for (int part = 1; part <= 16 && best > 0.0f; part++) {
-      const uint16_t tried = to_half(fabsf(step) / (float)part);
+      const uint16_t tried = sk_to_half(fabsf(step) / (float)part);
       const float s = sk_half(tried);
       if (s == 0.0f || s * reach < largest) break;
       const float error = error_q8(x, s);
@@ -285,21 +267,21 @@ static int group_q4(const float *x, uint8_t *q, uint16_t *scale, uint16_t *minim
   float lowest = x[0], highest = x[0];
   int is_bad = 0;
   for (int j = 0; j < SK_GROUP; j++) {
-    is_bad |= !(fabsf(x[j]) <= HALF_MAX);
+    is_bad |= !(fabsf(x[j]) <= SK_HALF_MAX);
     lowest = x[j] < lowest ? x[j] : lowest;
     highest = x[j] > highest ? x[j] : highest;
   }
   const float width = highest - lowest, sum_x = sum_group(x);
-  if (is_bad || !(width <= HALF_MAX)) return -1;
+  if (is_bad || !(width <= SK_HALF_MAX)) return -1;
   float tried[SK_GROUP], chosen[SK_GROUP];
-  *scale = to_half(width / Q4_MAX);
-  *minimum = to_half(lowest);
+  *scale = sk_to_half(width / Q4_MAX);
+  *minimum = sk_to_half(lowest);
   float best = assign_q4(x, sk_half(*scale), sk_half(*minimum), chosen);
   for (int step = -8; step <= 4 && best > 0.0f; step++) {
     float s = width / (Q4_MAX - 0.125f * (float)step), m = lowest;
     assign_q4(x, s, m, tried);
-    if (!fit_q4(x, tried, sum_x, &s, &m) || !(fabsf(s) <= HALF_MAX) || !(fabsf(m) <= HALF_MAX)) continue;
-    const uint16_t half_s = to_half(s), half_m = to_half(m);
+    if (!fit_q4(x, tried, sum_x, &s, &m) || !(fabsf(s) <= SK_HALF_MAX) || !(fabsf(m) <= SK_HALF_MAX)) continue;
+    const uint16_t half_s = sk_to_half(s), half_m = sk_to_half(m);
     const float error = assign_q4(x, sk_half(half_s), sk_half(half_m), tried);
     if (error < best) {
       best = error;

@@ -11,16 +11,25 @@
             Byte 4*c + j of chunk i (0..15) holds input 4*i + j of channel c; chunks 8 to 15 are the second group.
      SK_BF16  a group is 16 x 64 bytes of bfloat16. Element 2*c + j of chunk i holds input 2*i + j of channel c.
    Products read their other factor in the same manner: int8 with a scale for each row and group, or bfloat16.
-   Inputs are padded to a multiple of 64, channels to 16, both with zeros. */
+   Inputs are padded to a multiple of 64, channels to 16, both with zeros.
+
+   Keys and values of a layer lie in blocks, and a slot is a place in them: block * block_size + place in the block.
+     SK_KV_F32, SK_KV_BF16  [slots, 2, kv_heads, head_dim], keys first.
+     SK_KV_Q8_0  int8 with a scale in float16 for every 32 elements of a head, x = scale * q. head_dim is a multiple
+            of 32, block_size of 16. 16 slots together are a tile, in it head after head, in 34 * head_dim bytes each:
+            keys    16 * head_dim bytes; byte 4*t + j of chunk i of 64 is q + 128 of element 4*i + j of slot t,
+                    and head_dim / 32 * 16 scales, those of the first 32 elements of all slots first
+            values  [16, head_dim] int8, and scales in the same order as those of the keys. */
 #ifndef SERVEKIT_H
 #define SERVEKIT_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-#define SK_ABI 3
+#define SK_ABI 4
 #define SK_PANEL 16
 #define SK_GROUP 32
+#define SK_KV_TILE 16
 #define SK_Q4_GROUP_BYTES 320
 #define SK_Q8_PAIR_BYTES 1088
 #define SK_BF16_GROUP_BYTES 1024
@@ -33,7 +42,7 @@
 
 enum { SK_Q4 = 1, SK_Q8 = 2, SK_BF16 = 3 };                       /* formats of packed weights */
 enum { SK_SRC_F32 = 0, SK_SRC_Q4_0 = 2, SK_SRC_Q4_1 = 3, SK_SRC_Q8_0 = 8, SK_SRC_Q4_K = 12 }; /* rows to pack from; ggml's numbers */
-enum { SK_KV_F32 = 0, SK_KV_BF16 = 1 };
+enum { SK_KV_F32 = 0, SK_KV_BF16 = 1, SK_KV_Q8_0 = 2 };           /* formats of keys and values */
 enum { SK_SILU = 0, SK_GELU = 1, SK_GELU_TANH = 2, SK_RELU = 3 };
 
 /* y = x W^T + bias. `bias` has n_padded floats or is NULL. k_padded is a multiple of 64, n_padded of 16. */
@@ -78,7 +87,7 @@ typedef struct {
   sk_matrix qkv, output;
   sk_matrix gate_up; /* panels alternate: 16 channels of gate, 16 of up, and so on */
   sk_matrix down;
-  void *cache; /* [num_blocks, block_size, 2, kv_heads, head_dim] */
+  void *cache; /* keys and values in the decoder's kv_dtype */
 } sk_layer;
 
 typedef struct {
@@ -137,8 +146,11 @@ SK_API void sk_unpack(const sk_matrix *matrix, const int64_t *rows, int count, f
 
 /* x [rows, k] float32 -> out [rows, n]. */
 SK_API int sk_linear(sk_context *context, const sk_matrix *matrix, const float *x, int rows, float *out);
+/* Keys and values [T, 2, kv_heads, head_dim] float32 of a step, keys already rotated, into a layer's cache. */
+SK_API void sk_write_kv(sk_context *context, const sk_attention *attention, const sk_batch *batch, const float *kv,
+                        int kv_dtype, void *cache);
 /* Attention alone, for q [T, heads, head_dim] already rotated: out [T, heads, head_dim]. Without a cache, `kv`
-   [T, 2, kv_heads, head_dim] holds the step's keys and values. */
+   [T, 2, kv_heads, head_dim] holds the step's keys and values, and not in SK_KV_Q8_0. */
 SK_API int sk_attend(sk_context *context, const sk_attention *attention, const sk_batch *batch, const float *q,
                      const void *kv, int kv_dtype, float *out);
 /* x [T, hidden] is the scaled embedding and is overwritten; hidden states of all tokens, normalised -> out. */

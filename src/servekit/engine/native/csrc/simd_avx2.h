@@ -82,6 +82,11 @@ static inline int32_t v_store_s8(int8_t *p, f32x16 a) {
   return _mm_cvtsi128_si32(_mm_add_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
 }
 
+static inline __m256 v_load_s8_half(const int8_t *p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+static inline f32x16 v_load_s8(const int8_t *p) { return v_pair(v_load_s8_half(p), v_load_s8_half(p + 8)); }
+
 #define SK_SUMS 6
 
 /* Sums of 4 x 8 lanes: each half of the result has what its half of a, b, c and d adds up to. */

@@ -46,6 +46,10 @@ static inline int32_t v_store_s8(int8_t *p, f32x16 a) {
   return _mm512_reduce_add_epi32(q);
 }
 
+static inline f32x16 v_load_s8(const int8_t *p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+
 #define SK_SUMS 12
 
 /* In each quarter of the result: what that quarter of a, b, c and d adds up to. */

@@ -67,6 +67,8 @@ static inline int32_t v_store_s8(int8_t *p, f32x16 a) {
   return sum;
 }
 
+static inline f32x16 v_load_s8(const int8_t *p) { f32x16 r; SK_EACH r.v[i] = (float)p[i]; return r; }
+
 /* How many f32x16 sums the registers hold beside what is added to them. */
 #define SK_SUMS 4
 

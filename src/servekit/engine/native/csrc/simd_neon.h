@@ -88,6 +88,14 @@ static inline int32_t v_store_s8(int8_t *p, f32x16 x) {
   return vaddlvq_s16(vaddq_s16(low, high));
 }
 
+static inline float32x4_t v_widen_s16(int16x4_t x) { return vcvtq_f32_s32(vmovl_s16(x)); }
+static inline f32x16 v_load_s8(const int8_t *p) {
+  int8x16_t bytes = vld1q_s8(p);
+  int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_s8(vget_high_s8(bytes));
+  return v_quad(v_widen_s16(vget_low_s16(low)), v_widen_s16(vget_high_s16(low)), v_widen_s16(vget_low_s16(high)),
+                v_widen_s16(vget_high_s16(high)));
+}
+
 /* 16 of 32 registers; with 6, compilers run out of them. */
 #define SK_SUMS 4
 

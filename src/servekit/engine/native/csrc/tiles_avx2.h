@@ -86,4 +86,28 @@ static inline __attribute__((always_inline)) void tile_q8(const int rows, const 
   half_q8(rows, w, groups, q, d, 1, part);
   SK_ROWS acc[r].hi = part[r];
 }
+
+static inline __attribute__((always_inline)) void dot_keys_half(const int rows, const uint8_t *keys, const int8_t *q,
+                                                                __m256i *dot) {
+  const __m256i ones = _mm256_set1_epi16(1), flip = _mm256_set1_epi8((char)0x80);
+  _Pragma("GCC unroll 8") for (int i = 0; i < 8; i++) {
+    __m256i four = _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)(keys + 64 * i)), flip);
+    __m256i size = _mm256_abs_epi8(four);
+    SK_ROWS {
+      __m256i a = _mm256_maddubs_epi16(size, _mm256_sign_epi8(sk_bytes(q + r * SK_GROUP + 4 * i), four));
+      a = _mm256_madd_epi16(a, ones);
+      dot[r] = i == 0 ? a : _mm256_add_epi32(dot[r], a);
+    }
+  }
+}
+
+static inline __attribute__((always_inline)) void dot_keys(const int rows, const uint8_t *keys, const int8_t *q,
+                                                           const int32_t *z, f32x16 *dots) {
+  (void)z; /* the keys are read with their sign */
+  __m256i dot[SK_MAX_TILE];
+  dot_keys_half(rows, keys, q, dot);
+  SK_ROWS dots[r].lo = _mm256_cvtepi32_ps(dot[r]);
+  dot_keys_half(rows, keys + 32, q, dot);
+  SK_ROWS dots[r].hi = _mm256_cvtepi32_ps(dot[r]);
+}
 #undef SK_ROWS

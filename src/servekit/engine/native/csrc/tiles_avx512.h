@@ -73,4 +73,15 @@ static inline __attribute__((always_inline)) void tile_bf16(const int rows, cons
   }
 }
 #endif
+
+static inline __attribute__((always_inline)) void dot_keys(const int rows, const uint8_t *keys, const int8_t *q,
+                                                           const int32_t *z, f32x16 *dots) {
+  __m512i dot[SK_MAX_TILE];
+  SK_ROWS dot[r] = _mm512_set1_epi32(z[r]);
+  _Pragma("GCC unroll 8") for (int i = 0; i < 8; i++) {
+    __m512i four = _mm512_loadu_si512(keys + 64 * i);
+    SK_ROWS dot[r] = _mm512_dpbusd_epi32(dot[r], four, sk_bytes(q + r * SK_GROUP + 4 * i));
+  }
+  SK_ROWS dots[r] = _mm512_cvtepi32_ps(dot[r]);
+}
 #undef SK_ROWS

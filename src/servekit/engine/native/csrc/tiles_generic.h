@@ -39,3 +39,14 @@ static inline void tile_q8(const int rows, const uint8_t *w, int groups, const i
     }
   }
 }
+
+/* Lane t of dots[r]: q[r] times the 32 elements of key t, in one group of a panel of keys in 8 bits (SK_KV_Q8_0), which
+   are stored 128 too high; exact. q is [rows, 32], and z is -128 times the sum of each. */
+static inline void dot_keys(const int rows, const uint8_t *keys, const int8_t *q, const int32_t *z, f32x16 *dots) {
+  for (int r = 0; r < rows; r++, q += SK_GROUP)
+    SK_EACH {
+      int32_t sum = z[r];
+      for (int k = 0; k < SK_GROUP; k++) sum += keys[k / 4 * 64 + i * 4 + k % 4] * q[k];
+      dots[r].v[i] = (float)sum;
+    }
+}

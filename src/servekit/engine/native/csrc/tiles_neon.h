@@ -116,6 +116,34 @@ static inline __attribute__((always_inline)) void tile_q8(const int rows, const 
   half_q8(rows, w, groups, q, d, 1, c, e);
   SK_JOIN_HALVES;
 }
+
+static inline __attribute__((always_inline)) void dot_keys_quarter(const int rows, const uint8_t *keys,
+                                                                   int8x16_t (*x)[2], int32x4_t *dot) {
+  SK_ROWS dot[r] = vdupq_n_s32(0);
+  SK_DOT(sk_centred(keys), 0, 0);
+  SK_DOT(sk_centred(keys + 64), 0, 1);
+  SK_DOT(sk_centred(keys + 128), 0, 2);
+  SK_DOT(sk_centred(keys + 192), 0, 3);
+  SK_DOT(sk_centred(keys + 256), 1, 0);
+  SK_DOT(sk_centred(keys + 320), 1, 1);
+  SK_DOT(sk_centred(keys + 384), 1, 2);
+  SK_DOT(sk_centred(keys + 448), 1, 3);
+}
+
+static inline __attribute__((always_inline)) void dot_keys(const int rows, const uint8_t *keys, const int8_t *q,
+                                                           const int32_t *z, f32x16 *dots) {
+  (void)z; /* the keys are read with their sign */
+  SK_LOAD_GROUP
+  int32x4_t dot[SK_MAX_TILE];
+  dot_keys_quarter(rows, keys, x, dot);
+  SK_ROWS dots[r].a = vcvtq_f32_s32(dot[r]);
+  dot_keys_quarter(rows, keys + 16, x, dot);
+  SK_ROWS dots[r].b = vcvtq_f32_s32(dot[r]);
+  dot_keys_quarter(rows, keys + 32, x, dot);
+  SK_ROWS dots[r].c = vcvtq_f32_s32(dot[r]);
+  dot_keys_quarter(rows, keys + 48, x, dot);
+  SK_ROWS dots[r].d = vcvtq_f32_s32(dot[r]);
+}
 #undef SK_LOAD_GROUP
 #undef SK_SPLIT
 #undef SK_JOIN_HALVES
