@@ -20,15 +20,19 @@ import torch
 from servekit.config import EngineConfig
 from servekit.engine.batch import Batch
 from servekit.engine.device.select import select_device
-from servekit.engine.kv_cache import KvCache
-from servekit.engine.language_model import LoadedModel, load_language_model
+from servekit.engine.host_batch import HostBatch
+from servekit.engine.language_model import LoadedModel, RunnerNeeds, load_language_model
 from servekit.engine.load import open_model
+from servekit.engine.models.native_decoder import NativeDecoder
+from servekit.engine.native_runner import NativeRunner
+from servekit.engine.runner import ModelRunner
 from servekit.engine.text.tokenizer import Tokenizer
+from servekit.kvcalc.memory import PoolPlan, kv_block_bytes, plan_pool
+from servekit.kvcalc.model_shape import ModelShape
 from servekit.store.resolve import ensure_model
 
 _TEXT = Path(__file__).parent / "data" / "prose.txt"
 _BLOCK = 16
-_KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 VARIANTS: dict[str, dict[str, Any]] = {
     "float32": {"quantize": "none", "dtype": "float32", "kv_dtype": "float32"},
     "int8": {"quantize": "int8"},
@@ -85,7 +89,7 @@ def measure(model: str, text: Path, context: int, limit: int | None, threads: in
         loaded = load_language_model(files, opened.spec, opened.source, config, device)
         opened.source.close()
         losses, likeliest = [], []
-        for scores, targets in _scores(loaded, pieces):
+        for scores, targets in _scores(loaded, opened.shape, pieces):
             losses.append(torch.nn.functional.cross_entropy(scores, targets, reduction="none"))
             likeliest.append(scores.argmax(-1))
         if loaded.kernels is not None:
@@ -105,38 +109,42 @@ def measure(model: str, text: Path, context: int, limit: int | None, threads: in
 
 
 @torch.inference_mode()
-def _scores(loaded: LoadedModel, pieces: list[list[int]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _scores(
+    loaded: LoadedModel, shape: ModelShape, pieces: list[list[int]]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Scores [n - 1, vocab] of each piece of n tokens, and the tokens that came next."""
-    spec = loaded.model.spec
-    longest = max(map(len, pieces))
-    cache = KvCache(
-        num_layers=spec.num_layers,
-        num_blocks=1 + -(-longest // _BLOCK),
-        block_size=_BLOCK,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        dtype=_KV_DTYPES[loaded.config.kv_dtype],
-        device=torch.device("cpu"),
-    )
+    model = loaded.model
+    runner = loaded.make_runner(RunnerNeeds(_pool(shape, loaded.config, max(map(len, pieces))), 1, frozenset()))
     for piece in pieces:
-        hidden = loaded.model.forward(_batch(piece), cache)
-        yield loaded.model.logits(hidden[:-1]), torch.tensor(piece[1:])
+        batch = _batch(piece)
+        if isinstance(model, NativeDecoder):
+            assert isinstance(runner, NativeRunner)
+            scores = torch.from_numpy(model.logits(model.forward(batch, runner.kv_cache)[:-1]))
+        else:
+            assert isinstance(runner, ModelRunner)
+            tensors = [torch.from_numpy(array) for array in batch.arrays()]
+            scores = model.logits(model.forward(Batch.of(batch, tensors), runner.kv_cache)[:-1])
+        yield scores, torch.tensor(piece[1:])
 
 
-def _batch(piece: list[int]) -> Batch:
+def _pool(shape: ModelShape, config: EngineConfig, longest: int) -> PoolPlan:
+    """Blocks for one piece, and the null block."""
+    memory = (1 + -(-longest // _BLOCK)) * kv_block_bytes(shape, block_size=_BLOCK, kv_dtype=config.kv_dtype)
+    return plan_pool(shape, kv_memory=memory, block_size=_BLOCK, kv_dtype=config.kv_dtype, max_model_len=longest)
+
+
+def _batch(piece: list[int]) -> HostBatch:
     """One sequence from position 0, in the blocks after the null block."""
     length = len(piece)
-    return Batch(
-        input_ids=torch.tensor(piece),
-        positions=torch.arange(length),
-        logits_idx=torch.tensor([length - 1]),
-        slot_mapping=torch.arange(_BLOCK, _BLOCK + length),
-        block_tables=torch.arange(1, 1 + -(-length // _BLOCK)).unsqueeze(0),
+    return HostBatch(
+        input_ids=np.array(piece),
+        positions=np.arange(length),
+        logits_idx=np.array([length - 1]),
+        slot_mapping=np.arange(_BLOCK, _BLOCK + length),
+        block_tables=np.arange(1, 1 + -(-length // _BLOCK)).reshape(1, -1),
         query_lens=np.array([length]),
         context_lens=np.array([length]),
         block_size=_BLOCK,
-        num_tokens=length,
-        num_seqs=1,
     )
 
 

@@ -25,7 +25,7 @@ import torch
 import transformers
 from tests.engine.attention.paged_batches import LAYERS, MIXES, RAGGED, paged_batch, ragged_batch
 
-from servekit.engine.attention.base import AttentionBackend, AttentionShape
+from servekit.engine.attention.base import AttentionBackend
 from servekit.engine.attention.reference import ReferenceAttention
 from servekit.engine.attention.sdpa import SdpaAttention
 from servekit.engine.attention.select import attention_backends
@@ -44,6 +44,7 @@ from servekit.engine.layers.pooling import normalise, pool
 from servekit.engine.models.build import build_decoder
 from servekit.engine.models.decoder import Decoder
 from servekit.engine.runner import ModelRunner
+from servekit.engine.spec.attention import AttentionShape
 from servekit.engine.spec.families import read_decoder_spec
 
 T = TypeVar("T")
@@ -146,6 +147,10 @@ class RandomWeights:
     def load(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = self._state[name]
         return tensor
+
+    def numbers(self, name: str) -> Any:
+        """For kernels on the host."""
+        return self._state[name].float().cpu().numpy()
 
     def stored(self, name: str) -> str:
         """Numbers, all of them."""

@@ -177,7 +177,7 @@ def test_the_ceiling_of_the_kernels_is_their_own_product(monkeypatch: pytest.Mon
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak can be reset on Linux only")
 def test_the_peak_of_memory_counts_from_its_restart() -> None:
-    memory = PeakMemory(torch.device("cpu"))
+    memory = PeakMemory("cpu")
     block = bytearray(b"x") * (200 * 2**20)
     before = memory.peak()
     del block

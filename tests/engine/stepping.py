@@ -18,9 +18,12 @@ from servekit.engine.device.lazy import LazyResult
 from servekit.engine.kv_cache import KvCache
 from servekit.engine.layers.packed import unquantised_format
 from servekit.engine.models.build import build_decoder
-from servekit.engine.models.decoder import Decoder, LanguageModel
+from servekit.engine.models.decoder import Decoder
+from servekit.engine.models.native_decoder import NativeDecoder
 from servekit.engine.models.parameters import check_parameters
 from servekit.engine.models.weights import SafetensorsSource, WeightSource
+from servekit.engine.native.kv_cache import NativeKvCache
+from servekit.engine.native_runner import NativeRunner
 from servekit.engine.runner import ModelRunner
 from servekit.engine.spec.decoder import DecoderSpec
 from servekit.engine.spec.families import read_decoder_spec
@@ -65,6 +68,18 @@ def make_cache(spec: DecoderSpec, num_blocks: int, block_size: int, dtype: torch
     )
 
 
+def make_native_cache(spec: DecoderSpec, num_blocks: int, block_size: int, dtype: str = "float32") -> NativeKvCache:
+    """The same for a decoder on the CPU kernels."""
+    return NativeKvCache(
+        num_layers=spec.num_layers,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=dtype,
+    )
+
+
 class Stepper:
     """A scheduler and a runner in one thread, as far ahead of the device as the runner allows.
 
@@ -73,7 +88,7 @@ class Stepper:
 
     def __init__(
         self,
-        decoder: LanguageModel,
+        decoder: Decoder | NativeDecoder,
         device: Device | None = None,
         kv_dtype: torch.dtype = torch.float32,
         **config: Any,
@@ -87,10 +102,20 @@ class Stepper:
         }
         self.scheduler = Scheduler(SchedulerConfig(**{**settings, **config}))
         limits = self.scheduler.config
-        cache = make_cache(decoder.spec, limits.num_blocks, limits.block_size, kv_dtype)
-        self.runner = ModelRunner(
-            decoder, cache, device or CpuDevice(), max_num_seqs=limits.max_num_seqs, eos_token_ids=limits.eos_token_ids
-        )
+        shape, eos = (limits.num_blocks, limits.block_size), limits.eos_token_ids
+        self.runner: ModelRunner | NativeRunner
+        if isinstance(decoder, NativeDecoder):
+            name = str(kv_dtype).removeprefix("torch.")
+            cache = make_native_cache(decoder.spec, *shape, name)
+            self.runner = NativeRunner(decoder, cache, eos_token_ids=eos)
+        else:
+            self.runner = ModelRunner(
+                decoder,
+                make_cache(decoder.spec, *shape, kv_dtype),
+                device or CpuDevice(),
+                max_num_seqs=limits.max_num_seqs,
+                eos_token_ids=eos,
+            )
         self.num_preempted = 0
         self.outputs: dict[str, list[int]] = {}
         self.cached: dict[str, int] = {}

@@ -14,7 +14,8 @@ import transformers
 from servekit.config import EngineConfig
 from servekit.engine.core.embed_queue import EmbedInput
 from servekit.engine.device.cpu import CpuDevice
-from servekit.engine.embedding_model import BuiltEmbedder, build_embedder, open_embedder
+from servekit.engine.embedding_model import BuiltEmbedder, build_embedder
+from servekit.engine.open_embedder import open_embedder
 from servekit.engine.text.input_encoder import InputEncoder
 from servekit.store.resolve import LocalModel, find_model
 

@@ -11,8 +11,8 @@ from servekit.config import EngineConfig
 from servekit.engine.core.embed_queue import EmbedInput
 from servekit.engine.core.request import Request, SamplingParams
 from servekit.engine.core.scheduler import ScheduleOutput
-from servekit.engine.embedding_model import open_embedder
 from servekit.engine.load import load_engine, open_model
+from servekit.engine.open_embedder import open_embedder
 from servekit.store.resolve import find_model
 
 pytestmark = [pytest.mark.demo, pytest.mark.anyio]

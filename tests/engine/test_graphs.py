@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from servekit.engine.batch import Batch, HostBatch
+from servekit.engine.batch import Batch
 from servekit.engine.device.cpu import CpuDevice
 from servekit.engine.device.fake import FakeCuda
 from servekit.engine.graphs import MAX_FAILURES, GraphCache, GraphKey, GraphLimits
+from servekit.engine.host_batch import HostBatch
 from servekit.engine.models.decoder import Decoder
 from servekit.engine.runner import ModelRunner
 from servekit.engine.step import GraphStats
@@ -59,7 +60,7 @@ def play(graphs: GraphCache, device: FakeCuda, batch: HostBatch) -> tuple[GraphK
     key = graphs.key("text", batch)
     num = len(batch.logits_idx)
     if key is None:
-        return None, sums(batch.on(device.upload(batch.arrays()))).tolist()
+        return None, sums(Batch.of(batch, device.upload(batch.arrays()))).tolist()
     padded = batch.padded(key.num_tokens, key.num_seqs)
     rows = graphs.run(key, padded, device.upload(padded.arrays()), sums)
     assert rows.shape[0] == key.num_seqs
@@ -103,7 +104,7 @@ def test_first_eager_then_recorded_then_replayed() -> None:
         batch = host((1, length), (1, length + 1), (1, 3))
         key, rows = play(graphs, device, batch)
         assert key == GraphKey("decode", 4, 4)
-        assert rows == sums(batch.on(CpuDevice().upload(batch.arrays()))).tolist()
+        assert rows == sums(Batch.of(batch, CpuDevice().upload(batch.arrays()))).tolist()
     assert device.record.events == ["capture 0", "replay 0", "replay 0", "replay 0", "replay 0"]
     stats = graphs.stats()
     assert (stats.warm_ups, stats.captures, stats.replays, stats.graphs, stats.eager) == (1, 1, 4, 1, 0)
@@ -116,7 +117,7 @@ def test_sizes_take_turns_and_do_not_mix() -> None:
     batches = [host((1, 9)), host((1, 7), (1, 8)), host((5, 9), (1, 2)), host((1, 30), (1, 31), (1, 32), (1, 3))]
     for _ in range(3):
         for batch in batches:
-            assert play(graphs, device, batch)[1] == sums(batch.on(CpuDevice().upload(batch.arrays()))).tolist()
+            assert play(graphs, device, batch)[1] == sums(Batch.of(batch, CpuDevice().upload(batch.arrays()))).tolist()
     assert graphs.stats().captures == 4
     assert graphs.stats().replays == 8
 
@@ -141,7 +142,7 @@ def test_what_cannot_be_recorded_runs_eagerly_and_says_so(caplog: pytest.LogCapt
     device.fail_captures = ["operation not permitted"]
     graphs = cache(device)
     batch = host((1, 5))
-    expected = sums(batch.on(CpuDevice().upload(batch.arrays()))).tolist()
+    expected = sums(Batch.of(batch, CpuDevice().upload(batch.arrays()))).tolist()
     answers = [play(graphs, device, batch) for _ in range(4)]
     assert [rows for _, rows in answers] == [expected] * 4
     assert [key is None for key, _ in answers] == [False, False, True, True]
@@ -263,6 +264,7 @@ def test_a_model_with_graphs_answers_as_without(decoder: Decoder) -> None:
 
 def test_warming_up_records_every_decoding_size_and_changes_no_answer(decoder: Decoder) -> None:
     stepper, _ = stepper_with_graphs(decoder)
+    assert isinstance(stepper.runner, ModelRunner)
     stepper.runner.warm_up()
     stats = stepper.runner.graph_stats()
     assert (stats.captures, stats.warm_ups, stats.replays) == (4, 4, 4)

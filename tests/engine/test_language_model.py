@@ -1,6 +1,8 @@
 """Which weights and kernels a model is loaded with, what is kept on disk for the next start, and what is said."""
 
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -91,7 +93,6 @@ def test_a_gguf_file_is_served_in_its_own_bits(tmp_path: Path, kind: str, quanti
     assert props["reasons"]["quantize"] == why
     assert props["kernels"]["running"] in props["kernels"]["available"]
     assert props["kernels"]["why"] == why
-    assert torch.get_num_threads() == 1
     _close(loaded)
 
 
@@ -250,3 +251,33 @@ def test_a_changed_spec_makes_the_file_foreign(checkpoint: Path) -> None:
     assert _identity(model.files, model.spec, "int8") != _identity(model.files, other, "int8")
     assert _identity(model.files, model.spec, "int8") == _identity(model.files, model.spec, "int8")
     model.source.close()
+
+
+_WITHOUT_TORCH = """
+import sys, time
+from servekit.config import EngineConfig
+from servekit.engine.core.request import Request, SamplingParams
+from servekit.engine.core.scheduler import Scheduler
+from servekit.engine.load import load_engine, open_model
+from servekit.store.resolve import find_model
+import servekit.cli.serve_models, servekit.server.app
+
+loaded = load_engine(open_model(find_model(sys.argv[1])), EngineConfig(threads=1, kv_memory=400_000))
+scheduler = Scheduler(loaded.limits)
+sampling = SamplingParams(temperature=0.7, top_p=0.9, presence_penalty=1.0, logprobs=2, max_tokens=5, ignore_eos=True)
+scheduler.add(Request("r", (3, 4, 5), sampling, 0.0), 0.0)
+while scheduler.has_work:
+    output = scheduler.schedule(0.0)
+    scheduler.apply(output, loaded.runner.step(output).get(), 0.0)
+loaded.runner.close()
+print(loaded.config.attention, sorted({"torch", "transformers"} & set(sys.modules)))
+"""
+
+
+@needs_kernels
+def test_a_server_on_the_kernels_never_imports_torch(tmp_path: Path) -> None:
+    """Neither to pack the weights of a GGUF file, nor to compute with them and choose."""
+    model = _gguf(tmp_path / "tiny.gguf", "Q4_0")
+    command = [sys.executable, "-c", _WITHOUT_TORCH, str(model)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.returncode) == ("native []\n", 0), done.stderr

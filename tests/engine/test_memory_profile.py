@@ -30,21 +30,21 @@ def test_the_largest_step_is_run_once_on_a_device_that_can_say_what_it_took(
 
 def test_graphs_get_a_share_of_what_is_free() -> None:
     backend = CapturableAttention()
-    assert plan_graphs(FakeCuda(memory=2000), backend, enforce_eager=False, must_have=True)[0] == 100
-    assert plan_graphs(FakeCuda(memory=2**40), backend, enforce_eager=False, must_have=False)[0] == MOST_MEMORY
+    assert plan_graphs(FakeCuda(memory=2000), backend, EngineConfig(graph_warmup=True))[0] == 100
+    assert plan_graphs(FakeCuda(memory=2**40), backend, EngineConfig())[0] == MOST_MEMORY
 
 
 def test_why_there_are_no_graphs() -> None:
-    none = {"enforce_eager": False, "must_have": False}
-    assert plan_graphs(CpuDevice(), CapturableAttention(), **none) == (
+    config = EngineConfig()
+    assert plan_graphs(CpuDevice(), CapturableAttention(), config) == (
         0,
         "off: a cpu computes each step as it is launched",
     )
-    assert plan_graphs(FakeCuda(), SdpaAttention(), **none) == (0, "off: sdpa attention plans its steps on the host")
-    eager = plan_graphs(FakeCuda(), CapturableAttention(), enforce_eager=True, must_have=False)
+    assert plan_graphs(FakeCuda(), SdpaAttention(), config) == (0, "off: sdpa attention plans its steps on the host")
+    eager = plan_graphs(FakeCuda(), CapturableAttention(), EngineConfig(enforce_eager=True))
     assert eager == (0, "off: --enforce-eager")
     with pytest.raises(ConfigError, match="--graph-warmup: there are no graphs here") as caught:
-        plan_graphs(FakeCuda(), SdpaAttention(), enforce_eager=False, must_have=True)
+        plan_graphs(FakeCuda(), SdpaAttention(), EngineConfig(graph_warmup=True))
     assert caught.value.param == "graph_warmup"
 
 

@@ -15,9 +15,10 @@ from servekit.engine.core.embed_queue import EmbedInput
 from servekit.engine.device.cpu import CpuDevice
 from servekit.engine.embed_runner import ModelEmbedRunner
 from servekit.engine.embed_split import SplitEmbedRunner
-from servekit.engine.embedding_model import OpenEmbedder, build_embedder, open_embedder, runs_on_kernels
+from servekit.engine.embedding_model import build_embedder, runs_on_kernels
 from servekit.engine.load import load_engine, open_model
 from servekit.engine.load_embedding import load_embedding_engine
+from servekit.engine.open_embedder import OpenEmbedder, open_embedder
 from servekit.errors import ConfigError
 from servekit.store.resolve import LocalModel, find_model
 from tests.engine.encoder_families import make_encoder

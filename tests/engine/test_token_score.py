@@ -10,7 +10,8 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from servekit.config import EngineConfig
 from servekit.engine.device.cpu import CpuDevice
-from servekit.engine.embedding_model import BuiltEmbedder, build_embedder, is_embedding_model, open_embedder
+from servekit.engine.embedding_model import BuiltEmbedder, build_embedder
+from servekit.engine.open_embedder import is_embedding_model, open_embedder
 from servekit.engine.spec.token_score import DOCUMENT, QUERY, QWEN3_PROMPT
 from servekit.errors import ModelError
 from servekit.store.resolve import LocalModel

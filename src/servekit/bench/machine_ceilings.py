@@ -13,8 +13,9 @@ import torch
 
 from servekit.bench.offline_roofline import Ceilings
 from servekit.engine.layers.linear import DenseWeight
-from servekit.engine.layers.quantised import Bits, Quantised
+from servekit.engine.layers.quantised import Quantised
 from servekit.engine.native.kernels import Kernels
+from servekit.engine.native.quantiser import Bits
 
 _BYTES: Final = {"cpu": 256 * 2**20, "cuda": 2 * 2**30}
 _MATRIX: Final = {"cpu": 1024, "cuda": 8192}

@@ -17,8 +17,8 @@ from servekit.bench.stats import percentile
 from servekit.config import EngineConfig
 from servekit.engine.core.request import Request, SamplingParams
 from servekit.engine.core.scheduler import Scheduler
-from servekit.engine.layers.quantised import Bits
 from servekit.engine.load import LoadedEngine, OpenModel, load_engine, open_model
+from servekit.engine.native.quantiser import Bits
 from servekit.engine.spec.decoder import DecoderSpec
 from servekit.errors import ConfigError
 from servekit.kvcalc.memory import kv_block_bytes
@@ -150,10 +150,11 @@ class OfflineBench:
         self._spec: DecoderSpec = model.spec
         self._limits = replace(loaded.limits, policy="continuous", enable_prefix_caching=False)
         self._runner = loaded.runner
-        self._kv_element_bytes = self._runner.kv_cache.dtype.itemsize
         self._block_bytes = kv_block_bytes(
             model.shape, block_size=self._limits.block_size, kv_dtype=loaded.config.kv_dtype
         )
+        numbers = self._limits.block_size * self._spec.num_layers * 2 * self._spec.kv_size
+        self._kv_element_bytes = self._block_bytes / numbers
 
     def ceilings(self) -> Ceilings:
         """This machine's, on the device and in the dtype of the model."""
@@ -171,7 +172,7 @@ class OfflineBench:
                 hint="raise --kv-memory, or lower --batches",
                 param="batches",
             )
-        memory = PeakMemory(self._loaded.device.torch_device)
+        memory = PeakMemory(self._loaded.device.kind)
         self._play(batch, plan.prompt_tokens, plan.output_tokens)
         memory.restart()
         plays = [self._play(batch, plan.prompt_tokens, plan.output_tokens) for _ in range(plan.repeats)]
@@ -239,9 +240,8 @@ class OfflineBench:
         return _Play(tuple(seconds), kv_bytes)
 
     def _held_bytes(self, scheduler: Scheduler) -> int:
-        """Bytes of the cache's tensors that belong to the blocks in use."""
-        block = sum(self._runner.kv_cache.layer(index)[0].nbytes for index in range(self._spec.num_layers))
-        return scheduler.pool.num_live * block
+        """Bytes of the cache itself that belong to the blocks in use."""
+        return scheduler.pool.num_live * (self._runner.kv_cache.nbytes // self._limits.num_blocks)
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._limits.block_size)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-import torch
+from servekit.config import DeviceChoice
 
 _STATUS: Final = Path("/proc/self/status")
 _RESET: Final = Path("/proc/self/clear_refs")
@@ -15,13 +15,15 @@ class PeakMemory:
     `peak` is None where the system does not say (the process's peak can be reset on Linux only).
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._on_host = device.type == "cpu"
+    def __init__(self, device: DeviceChoice) -> None:
+        self._on_host = device == "cpu"
         self._can_reset = True
 
     def restart(self) -> None:
         """Forget the peak so far."""
         if not self._on_host:
+            import torch
+
             torch.accelerator.reset_peak_memory_stats()
             return
         try:
@@ -32,6 +34,8 @@ class PeakMemory:
     def peak(self) -> int | None:
         """Bytes, or None when unknown."""
         if not self._on_host:
+            import torch
+
             return int(torch.accelerator.max_memory_allocated())
         if not self._can_reset:
             return None

@@ -48,7 +48,7 @@ class Roofline:
     share: float
 
 
-def decode_work(spec: DecoderSpec, *, batch: int, context: int, weights_bytes: int, kv_element_bytes: int) -> Work:
+def decode_work(spec: DecoderSpec, *, batch: int, context: int, weights_bytes: int, kv_element_bytes: float) -> Work:
     """One token for each of `batch` sequences that see `context` tokens each.
 
     `weights_bytes` are all matrices and the embedding. An embedding apart from the head is only looked up.
@@ -62,7 +62,7 @@ def decode_work(spec: DecoderSpec, *, batch: int, context: int, weights_bytes: i
     )
 
 
-def prefill_work(spec: DecoderSpec, *, tokens: int, weights_bytes: int, kv_element_bytes: int) -> Work:
+def prefill_work(spec: DecoderSpec, *, tokens: int, weights_bytes: int, kv_element_bytes: float) -> Work:
     """A prompt of `tokens` in one step; only the last token needs scores over the vocabulary."""
     layers, head = _layer_parameters(spec), _head_parameters(spec)
     per_parameter = weights_bytes / (layers + head * (1 if spec.tie_embeddings else 2))

@@ -1,13 +1,19 @@
 """What `servekit serve` says about itself while it starts. All of it on stderr, but the ready URL, which is data."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from rich.console import Console
 from rich.table import Table
 
 from servekit import __version__
-from servekit.engine.embedding_model import BuiltEmbedder
 from servekit.engine.load import LoadedEngine
-from servekit.engine.load_embedding import LoadedEmbeddingEngine
 from servekit.units import format_bytes
+
+if TYPE_CHECKING:
+    from servekit.engine.embedding_model import BuiltEmbedder
+    from servekit.engine.load_embedding import LoadedEmbeddingEngine
 
 
 def announce(loaded: LoadedEngine, warnings: list[str], url: str, seconds: float) -> None:

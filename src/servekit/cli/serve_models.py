@@ -1,6 +1,6 @@
 """Which engine `servekit serve` runs: one that writes, perhaps with an embedding model beside it, or one that embeds.
 
-Importing it imports torch.
+What needs torch is imported where it is needed.
 """
 
 import socket
@@ -9,9 +9,8 @@ from functools import partial
 
 from servekit.cli.banner import announce, announce_embedding
 from servekit.config import EngineConfig, ServeConfig
-from servekit.engine.embedding_model import is_embedding_model, open_embedder
 from servekit.engine.load import load_engine, open_model
-from servekit.engine.load_embedding import load_embedding_engine
+from servekit.engine.open_embedder import is_embedding_model, open_embedder
 from servekit.errors import ConfigError
 from servekit.server.process import ServerProcess
 from servekit.server.security import Security
@@ -41,6 +40,8 @@ def serve_models(
                 hint="name one of the two",
                 param="embedding_model",
             )
+        from servekit.engine.load_embedding import load_embedding_engine
+
         opened = open_embedder(files)
         ServerProcess(
             sock,

@@ -187,6 +187,13 @@ def resolve_compute(config: EngineConfig, facts: ComputeFacts, context: int) -> 
     return resolved, reasons
 
 
+def without_graphs(config: EngineConfig, why_not: str) -> str:
+    """The reason to note where no steps are recorded. Raises ConfigError where they were asked for."""
+    if config.graph_warmup:
+        raise ConfigError(f"--graph-warmup: there are no graphs here: {why_not}", param="graph_warmup")
+    return f"off: {why_not}"
+
+
 def resolve_memory(config: EngineConfig, facts: MemoryFacts) -> tuple[EngineConfig, Reasons]:
     """Block size and KV memory: no more than --parallel sequences of the full context can use."""
     reasons: Reasons = {}

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from servekit.engine.batch import Batch, HostBatch
+from servekit.engine.batch import Batch
 from servekit.engine.core.embed_queue import EmbedInput
 from servekit.engine.device.base import Device
 from servekit.engine.device.lazy import LazyResult, Mapped
 from servekit.engine.graphs import GraphCache
+from servekit.engine.host_batch import HostBatch
 from servekit.engine.native.kernels import Kernels
 from servekit.engine.step import FloatArray
 
@@ -57,9 +58,9 @@ class ModelEmbedRunner:
             assert self._graphs is not None
             vectors = self._graphs.run(key, host, tensors, self._compute)[: len(inputs)]
         elif is_part:
-            vectors = self._compute_part(host.on(tensors), inputs)
+            vectors = self._compute_part(Batch.of(host, tensors), inputs)
         else:
-            vectors = self._compute(host.on(tensors))
+            vectors = self._compute(Batch.of(host, tensors))
         return Mapped(self._device.fetch(vectors), _as_array)
 
     def _compute(self, batch: Batch) -> torch.Tensor:

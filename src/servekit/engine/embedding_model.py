@@ -1,14 +1,12 @@
 """From a model folder to an Embedder: which model embeds or scores, how it pools, and how long a text may be."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
 from servekit.config import EngineConfig
-from servekit.engine.attention.base import AttentionShape
 from servekit.engine.attention.select import select_attention
 from servekit.engine.device.base import Device
 from servekit.engine.embed_runner import Head, HiddenStates, ModelEmbedRunner
@@ -16,49 +14,30 @@ from servekit.engine.embed_split import SplitEmbedRunner
 from servekit.engine.embedder import Embedder
 from servekit.engine.graphs import GraphCache, plan_graphs
 from servekit.engine.layers.packed import unquantised_format
-from servekit.engine.layers.quantised import Quantiser
-from servekit.engine.models.build import attention_shapes, build_decoder
+from servekit.engine.models.build import build_decoder
 from servekit.engine.models.build_encoder import build_classifier, build_encoder, encoder_attention_shapes
 from servekit.engine.models.embedding_head import EmbeddingHead
-from servekit.engine.models.encoder_parameters import check_encoder_parameters, expected_encoder_parameters
+from servekit.engine.models.encoder_parameters import expected_encoder_parameters
 from servekit.engine.models.native_decoder import NativeDecoder
 from servekit.engine.models.native_encoder import build_native_encoder, native_encoder_problem
 from servekit.engine.models.pack_decoder import pack_decoder
-from servekit.engine.models.parameters import canonical_name, check_parameters, expected_parameters
+from servekit.engine.models.parameters import canonical_name, expected_parameters
 from servekit.engine.models.token_score import TokenScore
-from servekit.engine.models.weights import SafetensorsSource, WeightSource
+from servekit.engine.models.weights import WeightSource
 from servekit.engine.native.kernels import BFLOAT16_ISAS, Kernels
+from servekit.engine.native.quantiser import Quantiser
+from servekit.engine.open_embedder import OpenEmbedder
+from servekit.engine.spec.attention import AttentionShape, attention_shapes
 from servekit.engine.spec.decoder import DecoderSpec
 from servekit.engine.spec.encoder import EncoderSpec
-from servekit.engine.spec.encoder_families import is_encoder, read_encoder_spec
-from servekit.engine.spec.families import read_decoder_spec
-from servekit.engine.spec.json_files import read_json, read_json_if_there
-from servekit.engine.spec.pooling import EmbeddingSpec, has_embedding_files, read_embedding_spec
-from servekit.engine.spec.token_score import TokenScoreSpec, read_token_score_spec
+from servekit.engine.spec.token_score import TokenScoreSpec
 from servekit.engine.step import EmbedRunner
 from servekit.engine.text.input_encoder import InputEncoder
 from servekit.engine.text.pair_prompt import PairPromptEncoder
 from servekit.engine.text.tokenizer import load_backend
 from servekit.errors import ConfigError, ModelError
-from servekit.store.resolve import LocalModel
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True, slots=True)
-class OpenEmbedder:
-    """An embedding model whose files have been checked against each other, with its weights still on disk.
-
-    `embedding` is None for a cross-encoder, which scores pairs; `token_score` is there for a decoder that does.
-    """
-
-    files: LocalModel
-    config: Mapping[str, Any]
-    spec: EncoderSpec | DecoderSpec
-    embedding: EmbeddingSpec | None
-    source: WeightSource
-    max_tokens: int
-    token_score: TokenScoreSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,42 +73,6 @@ class BuiltEmbedder:
         }
 
 
-def is_embedding_model(files: LocalModel) -> bool:
-    """Whether a model that was named alone is there to embed: an encoder, or a folder with a pooling configuration."""
-    if files.weights is not None:
-        return False
-    config = read_json(files.directory / "config.json")
-    return has_embedding_files(files.directory) or is_encoder(config) or "classifier_from_token" in config
-
-
-def open_embedder(files: LocalModel) -> OpenEmbedder:
-    """Read configs and weight headers. Raises ModelError for anything that would keep the model from loading."""
-    if files.weights is not None:
-        raise ModelError(
-            f"{files.name} is a GGUF file, and embedding models are read from safetensors",
-            hint="give a folder with config.json and safetensors",
-        )
-    config = read_json(files.directory / "config.json")
-    source = SafetensorsSource(files.directory)
-    spec: EncoderSpec | DecoderSpec
-    token_score = read_token_score_spec(files.directory, config)
-    if token_score is not None and not is_encoder(config):
-        spec = read_decoder_spec(config)
-        check_parameters(spec, source.shapes())
-        embedding = None
-    elif is_encoder(config):
-        spec = read_encoder_spec(config)
-        check_encoder_parameters(spec, source.shapes())
-        is_scorer = spec.classifier is not None
-        embedding = None if is_scorer else read_embedding_spec(files.directory, config, default="mean")
-    else:
-        # Embedding needs no output matrix, so nothing is asked of a head.
-        spec = replace(read_decoder_spec(config), tie_embeddings=True)
-        check_parameters(spec, source.shapes())
-        embedding = read_embedding_spec(files.directory, config, default="last" if spec.causal else "mean")
-    return OpenEmbedder(files, config, spec, embedding, source, _max_tokens(files, spec, embedding), token_score)
-
-
 def build_embedder(
     opened: OpenEmbedder,
     config: EngineConfig,
@@ -157,7 +100,7 @@ def build_embedder(
     choice = "auto" if kernels is not None else config.attention
     backend, why = select_attention(choice, shapes, dtype, torch_device)
     linear, _ = unquantised_format(dtype, torch_device)
-    graph_memory, _ = plan_graphs(device, backend, enforce_eager=config.enforce_eager, must_have=False)
+    graph_memory, _ = plan_graphs(device, backend, replace(config, graph_warmup=False))
     graphs = None
     if graph_memory:
         graphs = GraphCache(device, memory=graph_memory, max_num_seqs=1, max_context_len=limit)
@@ -222,7 +165,7 @@ def _on_kernels(
         return encoder.forward, encoder.nbytes
     weights = pack_decoder(spec, source, Quantiser(kernels.library, "bfloat16"), with_head=False)
     decoder = NativeDecoder(spec, weights, kernels, limit)
-    return (lambda batch: decoder.forward(batch, None)), decoder.nbytes
+    return (lambda batch: torch.from_numpy(decoder.forward(batch.on_host(), None))), decoder.nbytes
 
 
 def _encoder_of_texts(opened: OpenEmbedder) -> InputEncoder:
@@ -250,12 +193,3 @@ def _runner(model: ModelEmbedRunner, config: EngineConfig, device: Device, kerne
     num_threads = config.threads or 1
     is_split = device.kind == "cpu" and num_threads > 1 and kernels is None
     return SplitEmbedRunner(model, num_threads) if is_split else model
-
-
-def _max_tokens(files: LocalModel, spec: EncoderSpec | DecoderSpec, embedding: EmbeddingSpec | None) -> int:
-    """The files' own limit, and no more than the model has positions."""
-    if embedding is not None and embedding.max_tokens is not None:
-        return min(embedding.max_tokens, spec.max_position_embeddings)
-    stated = read_json_if_there(files.directory / "tokenizer_config.json").get("model_max_length")
-    positions = spec.max_position_embeddings
-    return min(positions, int(stated)) if isinstance(stated, int) and stated > 0 else positions

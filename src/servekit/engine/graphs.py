@@ -13,11 +13,13 @@ from typing import Any, Literal
 
 import torch
 
+from servekit.config import EngineConfig
 from servekit.engine.attention.base import AttentionBackend
-from servekit.engine.batch import Batch, HostBatch
+from servekit.engine.auto import without_graphs
+from servekit.engine.batch import Batch
 from servekit.engine.device.base import CapturedGraph, CaptureError, Device
+from servekit.engine.host_batch import HostBatch
 from servekit.engine.step import GraphStats
-from servekit.errors import ConfigError
 from servekit.units import format_bytes
 
 log = logging.getLogger("servekit.engine")
@@ -65,26 +67,19 @@ class _Ready:
     graph: CapturedGraph
 
 
-def plan_graphs(
-    device: Device, backend: AttentionBackend[Any] | None, *, enforce_eager: bool, must_have: bool
-) -> tuple[int, str]:
+def plan_graphs(device: Device, backend: AttentionBackend[Any], config: EngineConfig) -> tuple[int, str]:
     """Bytes that recorded steps may take, 0 where none are made, and the reason.
 
-    Raises ConfigError where they are asked for (`must_have`) and cannot be had.
+    Raises ConfigError where they are asked for and cannot be had.
     """
-    why_not = None
-    if enforce_eager:
-        why_not = "--enforce-eager"
-    elif not device.is_queued:
-        why_not = f"a {device.kind} computes each step as it is launched"
-    elif backend is None or not backend.is_capturable:
-        why_not = f"{'native' if backend is None else backend.name} attention plans its steps on the host"
-    if why_not is None:
-        memory = min(MOST_MEMORY, int(device.free_memory() * MEMORY_SHARE))
-        return memory, f"captured while serving, in at most {format_bytes(memory)}"
-    if must_have:
-        raise ConfigError(f"--graph-warmup: there are no graphs here: {why_not}", param="graph_warmup")
-    return 0, f"off: {why_not}"
+    if config.enforce_eager:
+        return 0, without_graphs(config, "--enforce-eager")
+    if not device.is_queued:
+        return 0, without_graphs(config, f"a {device.kind} computes each step as it is launched")
+    if not backend.is_capturable:
+        return 0, without_graphs(config, f"{backend.name} attention plans its steps on the host")
+    memory = min(MOST_MEMORY, int(device.free_memory() * MEMORY_SHARE))
+    return memory, f"captured while serving, in at most {format_bytes(memory)}"
 
 
 class GraphCache:
@@ -153,7 +148,7 @@ class GraphCache:
         if ready is None:
             self._stats = replace(self._stats, warm_ups=self._stats.warm_ups + 1)
             self._warm.add(key)
-            result = compute(batch.on(tensors, self._longest(key)))
+            result = compute(Batch.of(batch, tensors, self._longest(key)))
             self._make_room_for_output(key.kind, result)
             return result
         self._ready.move_to_end(key)
@@ -219,7 +214,7 @@ class GraphCache:
         if batch.block_tables is not None:
             inputs[-1] = self._block_tables(key, tensors[-1], batch.block_size)
         output = self._outputs[key.kind == "embed"][: key.num_seqs]
-        static = batch.on(inputs, self._longest(key))
+        static = Batch.of(batch, inputs, self._longest(key))
 
         def record() -> None:
             output.copy_(compute(static))

@@ -1,33 +1,33 @@
 """Which weights and which kernels compute a language model, and the model made of them."""
 
-from dataclasses import dataclass, replace
-from typing import Any, TypeGuard
+from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from servekit.config import EngineConfig, QuantizeChoice
-from servekit.engine.attention.base import AttentionBackend
-from servekit.engine.attention.select import select_attention
-from servekit.engine.auto import QuantizeFacts, Reasons, check_rounding, resolve_quantize
+from servekit.engine.auto import QuantizeFacts, Reasons, check_rounding, resolve_quantize, without_graphs
 from servekit.engine.device.base import Device
-from servekit.engine.layers.linear import LinearFormat
-from servekit.engine.layers.packed import unquantised_format
-from servekit.engine.layers.quantised import IntBits, Quantised
-from servekit.engine.layers.scaled import scaled_format
-from servekit.engine.models.build import Progress, attention_shapes, build_decoder
-from servekit.engine.models.decoder import LanguageModel
 from servekit.engine.models.native_decoder import NativeDecoder
 from servekit.engine.models.parameters import canonical_name
-from servekit.engine.models.weights import WeightSource
+from servekit.engine.models.weights import Progress, WeightSource
 from servekit.engine.native.kernels import BFLOAT16_ISAS, Kernels
+from servekit.engine.native.kv_cache import NativeKvCache
 from servekit.engine.native.library import Library, load_library
+from servekit.engine.native.quantiser import IntBits
 from servekit.engine.native.weights import PackedWeights
+from servekit.engine.native_runner import NativeRunner
 from servekit.engine.packed_weights import packed_weights
 from servekit.engine.resolve import resolve_on_device
 from servekit.engine.spec.decoder import DecoderSpec
+from servekit.engine.step import AllowedTokens
+from servekit.kvcalc.memory import PoolPlan
 from servekit.store.resolve import LocalModel
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+if TYPE_CHECKING:
+    from servekit.engine.models.decoder import Decoder
+    from servekit.engine.runner import ModelRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,34 +42,39 @@ _NATIVE_BLOCKS = BlockSizes(multiple=1, default=16)
 
 
 @dataclass(frozen=True, slots=True)
+class RunnerNeeds:
+    """What a runner is made of beside the model: the pool, how many may run, and what the sampler has to know."""
+
+    plan: PoolPlan
+    max_num_seqs: int
+    eos_token_ids: frozenset[int]
+    grammars: AllowedTokens | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model with its weights. `kernels` are those of engine/native if it computes with them, to be closed once.
 
-    `where` is the file of the library, or why there is none.
+    `library_path` is the file of the library, or why there is none. `reserved` are the bytes of the device that steps
+    take beside weights and KV pool. `make_runner` allocates the pool.
     """
 
-    model: LanguageModel
+    model: Decoder | NativeDecoder
     config: EngineConfig
     reasons: Reasons
-    backend: AttentionBackend[Any] | None
+    blocks: BlockSizes
     kernels: Kernels | None
     library: Library | None
-    where: str
-
-    @property
-    def blocks(self) -> BlockSizes:
-        """What attention asks of KV blocks."""
-        backend = self.backend
-        return (
-            _NATIVE_BLOCKS if backend is None else BlockSizes(backend.block_size_multiple, backend.default_block_size)
-        )
+    library_path: str
+    reserved: int
+    make_runner: Callable[[RunnerNeeds], ModelRunner | NativeRunner]
 
     def describe(self) -> dict[str, Any]:
         """What `GET /props` shows of the kernels: those that run, those that could, and why."""
         return {
             "running": "torch" if self.kernels is None else self.kernels.isa,
             "available": [] if self.library is None else list(self.library.isas),
-            "library": self.where,
+            "library": self.library_path,
             "why": self.reasons["quantize"],
         }
 
@@ -82,7 +87,10 @@ def load_language_model(
     device: Device,
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """Resolve how to compute, and load the weights. Raises ConfigError for what cannot be honoured here."""
+    """Resolve how to compute, and load the weights. Raises ConfigError for what cannot be honoured here.
+
+    torch is imported only for a model that it computes.
+    """
     library, where = load_library() if device.kind == "cpu" else (None, "the kernels are for CPUs")
     isa = library.isas[0] if library else None
     facts = QuantizeFacts(device.kind, None if library else where, _stored(source), isa in BFLOAT16_ISAS)
@@ -99,72 +107,48 @@ def load_language_model(
     assert config.threads is not None
     if library is not None and _is_native_bfloat16(config, facts):
         packed = packed_weights(files, spec, source, library, "bfloat16", config.threads, progress)
+    if library is not None and packed is not None:
+        return _on_kernels(spec, packed, library, where, config, reasons)
+    from servekit.engine.torch_model import TorchParts, load_in_torch
 
-    loading = _Loading(spec, source, device, progress, library, where, config, reasons)
-    if library is None or (packed is None and not _is_packed(quantize)):
-        linear, reasons["linear"] = _torch_format(config, device)
-        return loading.in_torch(linear, None)
-    # Two pools of threads on the same cores would take turns at waiting for each other, so torch's has one.
-    torch.set_num_threads(1)
+    kernels = Kernels(library, config.threads) if library is not None and _is_packed(quantize) else None
+    parts = TorchParts(spec, source, device, library, where, kernels, progress)
+    return load_in_torch(parts, config, reasons)
+
+
+def _on_kernels(
+    spec: DecoderSpec, packed: PackedWeights, library: Library, where: str, config: EngineConfig, reasons: Reasons
+) -> LoadedModel:
+    """All of it on the kernels."""
+    assert config.max_model_len is not None
+    assert config.threads is not None
     kernels = Kernels(library, config.threads)
-    if packed is not None:
-        return loading.native(packed, kernels)
-    assert _is_packed(quantize)
-    return loading.in_torch(Quantised(kernels, quantize), kernels)
+    model = NativeDecoder(spec, packed, kernels, config.max_model_len)
+    reasons["graphs"] = without_graphs(config, "a cpu computes each step as it is launched")
+    reasons["attention"] = f"native: the {kernels.isa} kernels read the pages as they lie"
 
+    def make_runner(needs: RunnerNeeds) -> NativeRunner:
+        cache = NativeKvCache(
+            num_layers=spec.num_layers,
+            num_blocks=needs.plan.num_blocks,
+            block_size=needs.plan.block_size,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            dtype=config.kv_dtype,
+        )
+        return NativeRunner(model, cache, eos_token_ids=needs.eos_token_ids, grammars=needs.grammars)
 
-@dataclass(frozen=True, slots=True)
-class _Loading:
-    """What is known once everything is resolved, and the two kinds of model that can be made of it."""
-
-    spec: DecoderSpec
-    source: WeightSource
-    device: Device
-    progress: Progress | None
-    library: Library | None
-    where: str
-    config: EngineConfig
-    reasons: Reasons
-
-    def native(self, packed: PackedWeights, kernels: Kernels) -> LoadedModel:
-        """All of it on the kernels."""
-        assert self.config.max_model_len is not None
-        self.reasons["attention"] = f"native: the {kernels.isa} kernels read the pages as they lie"
-        model = NativeDecoder(self.spec, packed, kernels, self.config.max_model_len)
-        return self._loaded(model, None, kernels)
-
-    def in_torch(self, linear: LinearFormat, kernels: Kernels | None) -> LoadedModel:
-        """In torch, with the matrix products of `linear`; `kernels` are those that it uses."""
-        spec, config, device = self.spec, self.config, self.device.torch_device
-        assert config.max_model_len is not None
-        dtype = _DTYPES[config.dtype]
-        backend, self.reasons["attention"] = select_attention(config.attention, attention_shapes(spec), dtype, device)
-        with torch.inference_mode():
-            model = build_decoder(
-                spec,
-                self.source,
-                linear=linear,
-                backend=backend,
-                dtype=dtype,
-                device=device,
-                max_positions=config.max_model_len,
-                progress=self.progress,
-            )
-        return self._loaded(model, backend, kernels)
-
-    def _loaded(
-        self, model: LanguageModel, backend: AttentionBackend[Any] | None, kernels: Kernels | None
-    ) -> LoadedModel:
-        attention = "native" if backend is None else backend.name
-        config = replace(self.config, attention=attention)  # type: ignore[arg-type]  # all names are choices
-        return LoadedModel(model, config, self.reasons, backend, kernels, self.library, self.where)
-
-
-def _torch_format(config: EngineConfig, device: Device) -> tuple[LinearFormat, str]:
-    dtype = _DTYPES[config.dtype]
-    if config.quantize in ("int8", "fp8"):
-        return scaled_format(config.quantize, dtype, device.torch_device)
-    return unquantised_format(dtype, device.torch_device)
+    return LoadedModel(
+        model=model,
+        config=replace(config, attention="native"),
+        reasons=reasons,
+        blocks=_NATIVE_BLOCKS,
+        kernels=kernels,
+        library=library,
+        library_path=where,
+        reserved=0,
+        make_runner=make_runner,
+    )
 
 
 def _is_packed(quantize: QuantizeChoice) -> TypeGuard[IntBits]:

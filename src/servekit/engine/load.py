@@ -1,8 +1,10 @@
 """From a config to a running engine: the one place where all parts of the engine meet.
 
 In two halves, so that a server can refuse a broken model before its port opens: `open_model` reads headers only,
-`load_engine` reads the weights.
+`load_engine` reads the weights. Parts that need torch are imported by those who use them.
 """
+
+from __future__ import annotations
 
 import hashlib
 import logging
@@ -10,29 +12,23 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from servekit.config import EngineConfig
 from servekit.engine.auto import MemoryFacts, Reasons, resolve_memory
 from servekit.engine.core.scheduler import Scheduler, SchedulerConfig
 from servekit.engine.device.base import Device
 from servekit.engine.device.select import select_device
-from servekit.engine.embedding_model import BuiltEmbedder, OpenEmbedder, build_embedder, runs_on_kernels
 from servekit.engine.engine import Engine
 from servekit.engine.grammar import Grammars
-from servekit.engine.graphs import GraphCache, plan_graphs
-from servekit.engine.kv_cache import KvCache
-from servekit.engine.language_model import BlockSizes, LoadedModel, load_language_model
-from servekit.engine.memory_profile import full_step_memory
-from servekit.engine.models.build import Progress
+from servekit.engine.language_model import BlockSizes, LoadedModel, RunnerNeeds, load_language_model
 from servekit.engine.models.gguf import GgufSource
 from servekit.engine.models.parameters import check_parameters, expected_parameters
-from servekit.engine.models.weights import SafetensorsSource, WeightSource
+from servekit.engine.models.weights import Progress, SafetensorsSource, WeightSource
+from servekit.engine.native_runner import NativeRunner
+from servekit.engine.open_embedder import OpenEmbedder
 from servekit.engine.output import SamplingDefaults
 from servekit.engine.resolve import resolve_on_device
-from servekit.engine.runner import ModelRunner
 from servekit.engine.spec.decoder import DecoderSpec
 from servekit.engine.spec.families import read_decoder_spec
 from servekit.engine.spec.json_files import read_json, read_json_if_there
@@ -42,9 +38,11 @@ from servekit.kvcalc.memory import PoolPlan, kv_block_bytes, plan_pool
 from servekit.kvcalc.model_shape import ModelShape, read_model_shape
 from servekit.store.resolve import LocalModel
 
-log = logging.getLogger("servekit.engine")
+if TYPE_CHECKING:
+    from servekit.engine.embedding_model import BuiltEmbedder
+    from servekit.engine.runner import ModelRunner
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+log = logging.getLogger("servekit.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,7 @@ class LoadedEngine:
     """
 
     engine: Engine
-    runner: ModelRunner
+    runner: ModelRunner | NativeRunner
     limits: SchedulerConfig
     config: EngineConfig
     reasons: Reasons
@@ -136,46 +134,13 @@ def load_engine(
     reasons["device"] = f"{device.kind}: {device_reason}"
     built = None if embedder is None else _build_embedder_beside(loaded, embedder, asked, device)
 
-    step_memory = full_step_memory(loaded.model, device, num_tokens=config.max_num_batched_tokens or 1, config=config)
-    graph_memory, reasons["graphs"] = plan_graphs(
-        device, loaded.backend, enforce_eager=config.enforce_eager, must_have=config.graph_warmup
-    )
-    reserved = step_memory + graph_memory + (0 if built is None else built.graph_memory)
+    reserved = loaded.reserved + (0 if built is None else built.graph_memory)
     config, memory_reasons = _resolve_memory(config, device, loaded.blocks, model.shape, reserved)
     reasons |= memory_reasons
     plan = _plan(config, model.shape)
-    cache = KvCache(
-        num_layers=spec.num_layers,
-        num_blocks=plan.num_blocks,
-        block_size=plan.block_size,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        dtype=_DTYPES[config.kv_dtype],
-        device=device.torch_device,
-    )
     limits = _scheduler_config(config, plan, tokenizer, model.files)
     grammars = Grammars(tokenizer.to_json, spec.vocab_size, tokenizer.eos_token_ids)
-    graphs = None
-    if graph_memory:
-        graphs = GraphCache(
-            device,
-            memory=graph_memory,
-            max_num_seqs=limits.max_num_seqs,
-            max_context_len=plan.max_model_len,
-            max_blocks=-(-plan.max_model_len // plan.block_size),
-        )
-    runner = ModelRunner(
-        loaded.model,
-        cache,
-        device,
-        max_num_seqs=limits.max_num_seqs,
-        eos_token_ids=tokenizer.eos_token_ids,
-        grammars=grammars,
-        graphs=graphs,
-        kernels=loaded.kernels,
-    )
-    if config.graph_warmup:
-        runner.warm_up()
+    runner = loaded.make_runner(RunnerNeeds(plan, limits.max_num_seqs, tokenizer.eos_token_ids, grammars))
     engine = Engine(
         model_name=model.files.name,
         scheduler=Scheduler(limits),
@@ -196,7 +161,7 @@ def load_engine(
         reasons=reasons,
         plan=plan,
         device=device,
-        kv_bytes=cache.nbytes,
+        kv_bytes=runner.kv_cache.nbytes,
         weights_bytes=loaded.model.nbytes,
         num_parameters=sum(math.prod(shape) for shape in expected_parameters(spec).values()),
         family=spec.family,
@@ -220,6 +185,10 @@ def _build_embedder_beside(
     loaded: LoadedModel, embedder: OpenEmbedder, asked: EngineConfig, device: Device
 ) -> BuiltEmbedder:
     """The embedding model next to one that writes, in numbers of its own where that one is quantised."""
+    import torch
+
+    from servekit.engine.embedding_model import build_embedder, runs_on_kernels
+
     if loaded.kernels is None:
         return build_embedder(embedder, loaded.config, device, None)
     attention = "auto" if asked.attention == "native" else asked.attention

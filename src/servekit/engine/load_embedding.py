@@ -11,10 +11,11 @@ from servekit.engine.auto import Reasons
 from servekit.engine.core.scheduler import Scheduler, SchedulerConfig
 from servekit.engine.device.base import Device
 from servekit.engine.device.select import select_device
-from servekit.engine.embedding_model import BuiltEmbedder, OpenEmbedder, build_embedder, runs_on_kernels
+from servekit.engine.embedding_model import BuiltEmbedder, build_embedder, runs_on_kernels
 from servekit.engine.engine import Engine
 from servekit.engine.native.kernels import Kernels
 from servekit.engine.native.library import load_library
+from servekit.engine.open_embedder import OpenEmbedder
 from servekit.engine.output import SamplingDefaults
 from servekit.engine.resolve import resolve_on_device
 from servekit.engine.step import NoRunner
@@ -78,6 +79,7 @@ def load_embedding_engine(opened: OpenEmbedder, config: EngineConfig) -> LoadedE
     reasons["device"] = f"{device.kind}: {device_reason}"
     if budget is None:
         config, reasons["max_num_batched_tokens"] = _with_budget(config, device)
+    torch.set_num_threads(config.threads or 1)
     built = build_embedder(opened, config, device, asked_for, kernels=_kernels(opened, config))
     reasons["attention"] = built.attention
     if asked_for is None:

@@ -4,12 +4,13 @@ import numpy as np
 import torch
 
 from servekit.config import EngineConfig
-from servekit.engine.batch import HostBatch
+from servekit.engine.batch import Batch
 from servekit.engine.device.base import Device
-from servekit.engine.models.decoder import LanguageModel
+from servekit.engine.host_batch import HostBatch
+from servekit.engine.models.decoder import Decoder
 
 
-def full_step_memory(decoder: LanguageModel, device: Device, *, num_tokens: int, config: EngineConfig) -> int:
+def full_step_memory(decoder: Decoder, device: Device, *, num_tokens: int, config: EngineConfig) -> int:
     """Bytes for a while: `num_tokens` through the model, and the costliest choice for as many sequences as may run.
 
     0 on a device that is not asked (Device.peak_memory). `config` is resolved as far as its compute part.
@@ -32,7 +33,7 @@ def full_step_memory(decoder: LanguageModel, device: Device, *, num_tokens: int,
 
     @torch.inference_mode()
     def step() -> None:
-        batch = host.on(device.upload(host.arrays()))
+        batch = Batch.of(host, device.upload(host.arrays()))
         logits = decoder.logits(decoder.forward(batch, None)[batch.logits_idx])
         probs = logits.softmax(dim=-1)
         best = probs.sort(dim=-1, descending=True)

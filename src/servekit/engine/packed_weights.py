@@ -4,13 +4,12 @@ import hashlib
 import logging
 from typing import Any
 
-from servekit.engine.layers.quantised import Bits, Quantiser
-from servekit.engine.models.build import Progress
 from servekit.engine.models.pack_decoder import pack_decoder
-from servekit.engine.models.weights import WeightSource
+from servekit.engine.models.weights import Progress, WeightSource
 from servekit.engine.native import structs
 from servekit.engine.native.library import Library
 from servekit.engine.native.packed_file import LAYOUT, DamagedFileError, read_packed, write_packed
+from servekit.engine.native.quantiser import Bits, Quantiser
 from servekit.engine.native.weights import PackedWeights
 from servekit.engine.spec.decoder import DecoderSpec
 from servekit.store.derived import packed_folder

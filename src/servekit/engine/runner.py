@@ -3,23 +3,25 @@
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from servekit.engine.batch import Batch, BatchBuilder, HostBatch
+from servekit.engine.batch import Batch
 from servekit.engine.core.request import SampledToken
-from servekit.engine.core.scheduler import ScheduledSequence, ScheduleOutput
+from servekit.engine.core.scheduler import ScheduleOutput
 from servekit.engine.core.sequence import Sequence
 from servekit.engine.device.base import Device
 from servekit.engine.device.lazy import LazyResult, Mapped, Ready
 from servekit.engine.graphs import GraphCache, GraphKey
+from servekit.engine.host_batch import BatchBuilder, HostBatch
 from servekit.engine.kv_cache import KvCache
 from servekit.engine.last_tokens import LastTokens
-from servekit.engine.models.decoder import LanguageModel
+from servekit.engine.models.decoder import Decoder
 from servekit.engine.native.kernels import Kernels
-from servekit.engine.native_pick import NativePick
+from servekit.engine.native_sampler import NativeSampler
 from servekit.engine.sampler import choose, log_probabilities, read
-from servekit.engine.sampling_plan import Draw, SamplingPlan, plan_sampling
-from servekit.engine.step import AllowedTokens, GraphStats, StepTokens
+from servekit.engine.sampling_plan import SamplingPlan, draws_of, plan_sampling
+from servekit.engine.step import AllowedTokens, GraphStats, StepTokens, spread
 
 
 class ModelRunner:
@@ -33,7 +35,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        decoder: LanguageModel,
+        decoder: Decoder,
         kv_cache: KvCache,
         device: Device,
         *,
@@ -50,7 +52,7 @@ class ModelRunner:
         self._grammars = grammars
         self._graphs = graphs
         self.kernels = kernels
-        self._pick = None if kernels is None else NativePick(kernels)
+        self._native_sampler = None if kernels is None else NativeSampler(kernels)
         self._builder = BatchBuilder(kv_cache.block_size, follows_device=device.is_queued)
         self._last_tokens = LastTokens(max_num_seqs, device.torch_device) if device.is_queued else None
         self._last_step: tuple[list[Sequence], LazyResult[list[SampledToken]]] = ([], Ready([]))
@@ -64,8 +66,8 @@ class ModelRunner:
     def step(self, output: ScheduleOutput) -> LazyResult[StepTokens]:
         """Compute every scheduled token, and choose one for each sequence that has caught up."""
         host = self._builder.build(output)
-        sampled = [item for item in output.scheduled if item.needs_sample]
-        plan = plan_sampling([_draw_of(item) for item in sampled], self._eos_token_ids)
+        sampled = [item.seq for item in output.scheduled if item.needs_sample]
+        plan = plan_sampling(draws_of(output), self._eos_token_ids)
         key = self._graphs.key("text", host) if self._graphs is not None and sampled else None
         if key is not None:
             host = host.padded(key.num_tokens, key.num_seqs)
@@ -77,8 +79,8 @@ class ModelRunner:
         if logits is None:
             return Ready([None] * len(output.scheduled))
         result = self._choose(logits, plan, iter(tensors[num:]))
-        self._last_step = ([item.seq for item in sampled], result)
-        return Mapped(result, lambda chosen: _spread(output, chosen))
+        self._last_step = (sampled, result)
+        return Mapped(result, lambda chosen: spread(output, chosen))
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -111,7 +113,7 @@ class ModelRunner:
         if key is not None:
             assert self._graphs is not None
             return self._graphs.run(key, host, tensors, self._compute)[:num_rows]
-        batch = host.on(tensors)
+        batch = Batch.of(host, tensors)
         if num_rows:
             return self._compute(batch)
         self._forward(batch)
@@ -133,6 +135,9 @@ class ModelRunner:
         self, logits: torch.Tensor, plan: SamplingPlan, tensors: Iterator[torch.Tensor]
     ) -> LazyResult[list[SampledToken]]:
         """Queue the choice behind the logits, and the copies of what was chosen behind that."""
+        if self._native_sampler is not None:
+            mask = self._grammar_mask(plan) if plan.grammar_rows else None
+            return Ready(self._native_sampler.sample(logits.contiguous().numpy(), plan, mask))
         plan_tensors = [next(tensors) for _ in plan.arrays()]
         pending, keep = None, None
         if self._last_tokens is not None:
@@ -144,7 +149,6 @@ class ModelRunner:
             pending=pending,
             allowed=self._allowed(plan) if plan.grammar_rows else None,
             may_wait=not self._device.is_queued,
-            pick=self._pick,
         )
         if self._last_tokens is not None:
             assert keep is not None
@@ -153,7 +157,13 @@ class ModelRunner:
         return Mapped(self._device.fetch(*found), lambda tensors: read(plan, tensors))
 
     def _allowed(self, plan: SamplingPlan) -> tuple[torch.Tensor, torch.Tensor]:
-        """Which rows have a grammar, and what it lets follow.
+        """Which rows have a grammar, and what it lets follow."""
+        mask = self._grammar_mask(plan)
+        on_device = self._device.upload([np.array(plan.grammar_rows, dtype=np.int64), mask])
+        return on_device[0], on_device[1]
+
+    def _grammar_mask(self, plan: SamplingPlan) -> npt.NDArray[np.bool_]:
+        """What may follow in each row that has a grammar.
 
         A grammar has to see the token before. So where that is still being chosen, this waits for the step before;
         the forward pass of this one is queued by then, and the device has work meanwhile.
@@ -165,18 +175,4 @@ class ModelRunner:
             seqs, result = self._last_step
             known = {seq: token.token_id for seq, token in zip(seqs, result.get(), strict=True)}
             pending = {draw.seq: known[draw.seq] for draw in draws if draw.has_pending}
-        mask = self._grammars.allowed([draw.seq for draw in draws], pending)
-        rows = np.array(plan.grammar_rows, dtype=np.int64)
-        on_device = self._device.upload([rows, mask])
-        return on_device[0], on_device[1]
-
-
-def _draw_of(item: ScheduledSequence) -> Draw:
-    seq = item.seq
-    return Draw(seq, item.end - seq.num_prompt_tokens, has_pending=item.end > seq.num_tokens)
-
-
-def _spread(output: ScheduleOutput, chosen: list[SampledToken]) -> StepTokens:
-    """One entry for each scheduled sequence."""
-    tokens = iter(chosen)
-    return [next(tokens) if item.needs_sample else None for item in output.scheduled]
+        return self._grammars.allowed([draw.seq for draw in draws], pending)

@@ -4,17 +4,15 @@ A batch in which nobody asks for more than the most likely token is one argmax. 
 where that would wait for the device: what was chosen is read when the step is, by `read`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
 import torch
 
+from servekit.engine.adjustments import FORBIDDEN
 from servekit.engine.core.request import SampledToken, TokenLogprob
-from servekit.engine.penalties import FORBIDDEN, adjust_logits
+from servekit.engine.penalties import adjust_logits
 from servekit.engine.sampling_plan import SamplingPlan
-
-Pick = Callable[[torch.Tensor, SamplingPlan], torch.Tensor]
-"""Token ids [S] for adjusted scores [S, vocab]."""
 
 _FIRST_CANDIDATES = 256
 """How many of the most likely tokens top_p looks at first: nearly always enough, and far cheaper than a sort."""
@@ -28,13 +26,11 @@ def choose(
     pending: torch.Tensor | None = None,
     allowed: tuple[torch.Tensor, torch.Tensor] | None = None,
     may_wait: bool = True,
-    pick: Pick | None = None,
 ) -> torch.Tensor:
     """Token ids [S] for `logits` [S, vocab] float32. `tensors` are the plan's arrays on the device.
 
     `pending` [S] are the sequences' last tokens where the host does not know them yet, else -1; `allowed` the rows of
     those with a grammar and which tokens it lets follow. `may_wait`: reading a value of the device costs nothing.
-    `pick` makes the choice itself, where something faster than torch can.
     """
     adjusted = logits
     if plan.adjustments is not None:
@@ -43,8 +39,6 @@ def choose(
         rows, mask = allowed
         adjusted = adjusted.clone() if adjusted is logits else adjusted
         adjusted[rows] = adjusted[rows].masked_fill(~mask, FORBIDDEN)
-    if pick is not None:
-        return pick(adjusted, plan)
     if plan.random is None:
         return adjusted.argmax(dim=-1)
     return _draw(adjusted, plan, next(tensors), may_wait=may_wait)

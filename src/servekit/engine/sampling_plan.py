@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from servekit.engine.adjustments import Adjustments, gather_adjustments, needs_adjustment
 from servekit.engine.core.request import SamplingParams
+from servekit.engine.core.scheduler import ScheduleOutput
 from servekit.engine.core.sequence import Sequence
-from servekit.engine.penalties import Adjustments, gather_adjustments, needs_adjustment
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,15 @@ class SamplingPlan:
     def num_top(self) -> int:
         """How many of the most likely tokens anybody asks for."""
         return max(draw.params.logprobs or 0 for draw in self.draws)
+
+
+def draws_of(output: ScheduleOutput) -> list[Draw]:
+    """One for each scheduled sequence that has caught up, in the scheduler's order."""
+    return [
+        Draw(item.seq, item.end - item.seq.num_prompt_tokens, has_pending=item.end > item.seq.num_tokens)
+        for item in output.scheduled
+        if item.needs_sample
+    ]
 
 
 def plan_sampling(draws: Seq[Draw], eos_token_ids: frozenset[int]) -> SamplingPlan:

@@ -47,6 +47,12 @@ class AllowedTokens(Protocol):
         ...
 
 
+def spread(output: ScheduleOutput, chosen: Seq[SampledToken]) -> StepTokens:
+    """The tokens that were `chosen` for those who have caught up, as one entry for each scheduled sequence."""
+    tokens = iter(chosen)
+    return [next(tokens) if item.needs_sample else None for item in output.scheduled]
+
+
 class Runner(Protocol):
     """Computes one step. `step` may return before the device is done; `close` frees what it holds.
 

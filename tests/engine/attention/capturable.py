@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from servekit.engine.attention.base import AttentionShape
 from servekit.engine.attention.reference import ReferenceAttention
 from servekit.engine.batch import Batch
+from servekit.engine.spec.attention import AttentionShape
 
 
 class CapturableAttention(ReferenceAttention):

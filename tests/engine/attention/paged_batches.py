@@ -3,8 +3,9 @@
 import numpy as np
 import torch
 
-from servekit.engine.attention.base import AttentionShape
-from servekit.engine.batch import Batch, HostBatch
+from servekit.engine.batch import Batch
+from servekit.engine.host_batch import HostBatch
+from servekit.engine.spec.attention import AttentionShape
 
 LAYERS = {
     "grouped": AttentionShape(num_heads=6, num_kv_heads=2, head_dim=16, scale=0.25),
@@ -47,7 +48,7 @@ def paged_batch(
         context_lens=context_lens,
         block_size=block_size,
     )
-    batch = host.on([torch.from_numpy(array).to(device) for array in host.arrays()])
+    batch = Batch.of(host, [torch.from_numpy(array).to(device) for array in host.arrays()])
     generator = torch.Generator().manual_seed(0)
     cache = torch.randn(num_blocks, block_size, 2, shape.num_kv_heads, shape.head_dim, generator=generator)
     q = torch.randn(batch.num_tokens, shape.num_heads, shape.head_dim, generator=generator)
@@ -70,7 +71,7 @@ def ragged_batch(
         context_lens=lens,
         block_size=1,
     )
-    batch = host.on([torch.from_numpy(array).to(device) for array in host.arrays()])
+    batch = Batch.of(host, [torch.from_numpy(array).to(device) for array in host.arrays()])
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(batch.num_tokens, shape.num_heads, shape.head_dim, generator=generator)
     kv = torch.randn(batch.num_tokens, 2 * shape.num_kv_heads, shape.head_dim, generator=generator)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from servekit.engine.attention.base import AttentionShape
 from servekit.engine.attention.groups import group_rows
 from servekit.engine.attention.reference import ReferenceAttention
 from servekit.engine.attention.sdpa import SdpaAttention
 from servekit.engine.batch import Batch
+from servekit.engine.spec.attention import AttentionShape
 
 _SHAPES = {
     "grouped": AttentionShape(num_heads=6, num_kv_heads=2, head_dim=16, scale=0.25),

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from servekit.engine.attention import flash, paged, varlen
-from servekit.engine.attention.base import AttentionShape
 from servekit.engine.attention.flash import VERSIONS, FlashAttention
 from servekit.engine.attention.paged import plan_paged, window_sides
 from servekit.engine.attention.reference import ReferenceAttention
 from servekit.engine.attention.select import select_attention
 from servekit.engine.attention.triton_paged import TritonAttention
 from servekit.engine.attention.varlen import VarlenAttention
+from servekit.engine.spec.attention import AttentionShape
 from servekit.errors import ConfigError
 from tests.engine.attention.paged_batches import LAYERS, MIXES, paged_batch, ragged_batch
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from servekit.engine.attention.base import AttentionShape
 from servekit.engine.attention.reference import ReferenceAttention
 from servekit.engine.attention.triton_paged import MAX_SPLITS, TritonAttention, num_splits
+from servekit.engine.spec.attention import AttentionShape
 from tests.engine.attention.paged_batches import LAYERS, MIXES, RAGGED, paged_batch, ragged_batch
 
 # Before the kernels are imported: that is when they become interpreted ones.

@@ -10,8 +10,9 @@ import torch
 from servekit.config import EngineConfig
 from servekit.engine.core.embed_queue import EmbedInput
 from servekit.engine.device.cpu import CpuDevice
-from servekit.engine.embedding_model import BuiltEmbedder, build_embedder, open_embedder
+from servekit.engine.embedding_model import BuiltEmbedder, build_embedder
 from servekit.engine.load import open_model
+from servekit.engine.open_embedder import open_embedder
 from servekit.errors import ModelError
 from servekit.store.resolve import LocalModel
 from tests.engine.families import TinyModel, make_tiny

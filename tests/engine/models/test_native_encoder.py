@@ -1,25 +1,23 @@
 """NativeEncoder computes what Encoder does with numbers rounded to bfloat16, for every family that it takes."""
 
 import json
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
 import torch
 
 from servekit.engine.attention.reference import ReferenceAttention
-from servekit.engine.layers.linear import ByteArray, Linear, Weight, stack
 from servekit.engine.models.build_encoder import build_encoder
 from servekit.engine.models.encoder import Encoder
 from servekit.engine.models.native_encoder import build_native_encoder, native_encoder_problem
-from servekit.engine.models.parameters import Shape
-from servekit.engine.models.weights import SafetensorsSource, WeightSource
+from servekit.engine.models.weights import SafetensorsSource
 from servekit.engine.spec.encoder import EncoderSpec
 from servekit.engine.spec.encoder_families import read_encoder_spec
 from tests.engine.encoder_families import ENCODERS, hidden_states, make_encoder
 from tests.engine.families import TinyModel
 from tests.engine.models.test_encoder import ragged_batch
 from tests.engine.native.kernels import ISAS, needs_kernels, opened
+from tests.engine.native.rounded import RoundedFormat, RoundedSource
 
 pytestmark = needs_kernels
 
@@ -32,50 +30,8 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return make_encoder(request.param, tmp_path_factory.mktemp(request.param))
 
 
-class RoundedSource:
-    """The checkpoint with every matrix and table rounded to bfloat16."""
-
-    def __init__(self, source: WeightSource) -> None:
-        self._source = source
-
-    def shapes(self) -> Mapping[str, Shape]:
-        return self._source.shapes()
-
-    def load(self, name: str) -> torch.Tensor:
-        tensor = self._source.load(name)
-        return tensor.bfloat16().float() if tensor.dim() == 2 else tensor
-
-    def stored(self, name: str) -> str:
-        return "float"
-
-    def blocks(self, name: str) -> ByteArray | None:
-        return None
-
-    def close(self) -> None:
-        self._source.close()
-
-
-class RoundedInputs:
-    """A dense product whose inputs are rounded to bfloat16."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.nbytes = weight.nbytes
-        self._weight = weight
-        self._bias = bias
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.linear(x.bfloat16().float(), self._weight, self._bias)
-
-
-class RoundedFormat:
-    """The format of RoundedInputs."""
-
-    name = "rounded"
-
-    def build(
-        self, weights: Sequence[Weight], biases: Sequence[torch.Tensor] | None, *, is_head: bool = False
-    ) -> Linear:
-        return RoundedInputs(*stack(weights, biases, torch.float32, _CPU))
+def _rounded(x: torch.Tensor) -> torch.Tensor:
+    return x.bfloat16().float()
 
 
 def _spec(tiny: TinyModel) -> EncoderSpec:
@@ -86,8 +42,8 @@ def _in_torch(tiny: TinyModel) -> Encoder:
     spec = _spec(tiny)
     return build_encoder(
         spec,
-        RoundedSource(SafetensorsSource(tiny.directory)),
-        linear=RoundedFormat(),
+        RoundedSource(SafetensorsSource(tiny.directory), lambda name, tensor: _rounded(tensor)),
+        linear=RoundedFormat(_rounded),
         backend=ReferenceAttention(),
         dtype=torch.float32,
         device=_CPU,

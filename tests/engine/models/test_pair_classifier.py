@@ -11,7 +11,8 @@ import torch
 from servekit.config import EngineConfig
 from servekit.engine.core.embed_queue import EmbedInput
 from servekit.engine.device.cpu import CpuDevice
-from servekit.engine.embedding_model import build_embedder, open_embedder
+from servekit.engine.embedding_model import build_embedder
+from servekit.engine.open_embedder import open_embedder
 from servekit.errors import ModelError
 from servekit.store.resolve import LocalModel
 from tests.engine.encoder_families import make_encoder

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from servekit.engine.layers.linear import ByteArray
 from servekit.engine.native.kernels import Kernels
 from servekit.engine.native.library import Library, load_library
-from servekit.engine.native.matrix import FloatArray
+from servekit.engine.native.matrix import ByteArray, FloatArray
 
 _LIBRARY, _WHERE = load_library()
 
@@ -45,6 +44,9 @@ class BlockWeight:
 
     def dense(self) -> torch.Tensor:
         return torch.from_numpy(self._dense)
+
+    def numbers(self) -> FloatArray:
+        return self._dense
 
     def blocks(self) -> ByteArray | None:
         return self._blocks

@@ -6,9 +6,10 @@ import torch
 from numpy.typing import NDArray
 
 from servekit.engine.layers.linear import DenseWeight
-from servekit.engine.layers.quantised import Bits, NativeLinear, Quantised
+from servekit.engine.layers.quantised import NativeLinear, Quantised
 from servekit.engine.native import structs
 from servekit.engine.native.matrix import FloatArray, PackedMatrix, pack, unpack
+from servekit.engine.native.quantiser import Bits
 from tests.engine.native.kernels import ISAS, library, needs_kernels, opened, rounded_inputs
 
 pytestmark = needs_kernels

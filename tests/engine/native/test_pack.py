@@ -6,10 +6,10 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
 
-from servekit.engine.layers.linear import ByteArray, DenseWeight
-from servekit.engine.layers.quantised import Bits, Quantiser, packed_format
+from servekit.engine.layers.linear import DenseWeight
 from servekit.engine.native import structs
-from servekit.engine.native.matrix import FloatArray, pack, packed_bytes, unpack
+from servekit.engine.native.matrix import ByteArray, FloatArray, pack, packed_bytes, unpack
+from servekit.engine.native.quantiser import Bits, Quantiser, packed_format
 from servekit.errors import ModelError
 from tests.engine.native.kernels import BlockWeight, library, needs_kernels
 
@@ -171,10 +171,10 @@ def test_which_format_a_matrix_takes(bits: Bits, stored: list[str], is_head: boo
 
 def test_parts_are_stacked_and_exact_ones_have_no_error() -> None:
     parts = [_weight("Q4_1", n, 64, seed=n) for n in (24, 7, 9)]
-    biases = [torch.arange(n).float() for n in (24, 7, 9)]
+    biases = [np.arange(n, dtype=np.float32) for n in (24, 7, 9)]
     matrix, error = Quantiser(library(), "int4").pack(parts, biases)
     assert (matrix.format, matrix.n, error) == (structs.Q4, 40, 0.0)
-    expected = np.concatenate([part.dense().numpy() for part in parts])
+    expected = np.concatenate([part.numbers() for part in parts])
     np.testing.assert_array_equal(unpack(library(), matrix), expected)
     assert matrix.bias is not None
     np.testing.assert_array_equal(matrix.bias, [*range(24), *range(7), *range(9), *[0.0] * 8])
@@ -205,7 +205,7 @@ def test_the_error_is_the_one_that_rounding_makes() -> None:
 
 def test_panels_of_two_parts_take_turns() -> None:
     gate, up = (_weight("Q8_0", 40, 64, seed=seed) for seed in (1, 2))
-    biases = [torch.arange(40).float(), torch.arange(100, 140).float()]
+    biases = [np.arange(40, dtype=np.float32), np.arange(100, 140, dtype=np.float32)]
     matrix, error = Quantiser(library(), "int8").pack([gate, up], biases, alternating=True)
     assert (matrix.n, error) == (128, 0.0)
     panels = unpack(library(), matrix).reshape(4, 2, 16, 64)
@@ -213,7 +213,7 @@ def test_panels_of_two_parts_take_turns() -> None:
     shifts = matrix.bias.reshape(4, 2, 16)
     for place, (part, bias) in enumerate(zip((gate, up), biases, strict=True)):
         whole = panels[:, place].reshape(64, 64)
-        np.testing.assert_array_equal(whole[:40], part.dense().numpy())
+        np.testing.assert_array_equal(whole[:40], part.numbers())
         np.testing.assert_array_equal(whole[40:], 0)
         np.testing.assert_array_equal(shifts[:, place].reshape(-1), [*bias.tolist(), *[0.0] * 24])
 

@@ -1,32 +1,14 @@
 """The attention seam. A backend says what it cannot do, plans once a step, and then runs once a layer."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
 
 from servekit.engine.batch import Batch
+from servekit.engine.spec.attention import AttentionShape
 
 PlanT = TypeVar("PlanT")
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """What one layer needs. `window` W lets a token see itself and the W - 1 before it; None means all.
-
-    `softcap` c bounds scores by c * tanh(score / c) after scaling. Without `causal` a token sees both ways, and its
-    window reaches as far forward as back; such a batch has no KV cache. `has_bias`: `forward` is given one.
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
-    causal: bool = True
-    has_bias: bool = False
 
 
 class AttentionBackend(ABC, Generic[PlanT]):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from servekit.engine.attention.base import AttentionBackend, AttentionShape
+from servekit.engine.attention.base import AttentionBackend
 from servekit.engine.attention.paged import (
     PagedPlan,
     bias_reasons,
@@ -25,6 +25,7 @@ from servekit.engine.attention.paged import (
     window_sides,
 )
 from servekit.engine.batch import Batch
+from servekit.engine.spec.attention import AttentionShape
 
 Call = Callable[[AttentionShape, torch.Tensor, torch.Tensor, torch.Tensor, PagedPlan], torch.Tensor]
 """q [T, H, D] and keys and values, paged [N, block_size, K, D] or ragged [T, K, D], to [T, H, D]."""

@@ -5,7 +5,7 @@ It must not know tensors: lengths in, row numbers out.
 
 from dataclasses import dataclass
 
-from servekit.engine.batch import IntArray
+from servekit.engine.host_batch import IntArray
 
 SMALL_CONTEXT = 256
 """Below this many keys, padding costs less than another kernel call would."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from servekit.engine.attention.base import AttentionShape
 from servekit.engine.batch import Batch
+from servekit.engine.spec.attention import AttentionShape
 
 HALF_PRECISION = (torch.bfloat16, torch.float16)
 

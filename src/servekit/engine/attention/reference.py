@@ -2,8 +2,9 @@
 
 import torch
 
-from servekit.engine.attention.base import AttentionBackend, AttentionShape, visible
+from servekit.engine.attention.base import AttentionBackend, visible
 from servekit.engine.batch import Batch
+from servekit.engine.spec.attention import AttentionShape
 
 
 class ReferenceAttention(AttentionBackend[Batch]):

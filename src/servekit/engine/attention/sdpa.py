@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from servekit.engine.attention.base import AttentionBackend, AttentionShape
+from servekit.engine.attention.base import AttentionBackend
 from servekit.engine.attention.groups import Group, group_rows
 from servekit.engine.batch import Batch
+from servekit.engine.spec.attention import AttentionShape
 
 _PRODUCT_KEYS = range(32, 257)
 """Keys for which two bfloat16 matrix products are faster on a CPU than its fused kernel: 0.39 ms and 0.54 for 12 heads

@@ -5,12 +5,13 @@ from typing import Any
 
 import torch
 
-from servekit.engine.attention.base import AttentionBackend, AttentionShape
+from servekit.engine.attention.base import AttentionBackend
 from servekit.engine.attention.flash import FlashAttention
 from servekit.engine.attention.reference import ReferenceAttention
 from servekit.engine.attention.sdpa import SdpaAttention
 from servekit.engine.attention.triton_paged import TritonAttention
 from servekit.engine.attention.varlen import VarlenAttention
+from servekit.engine.spec.attention import AttentionShape
 from servekit.errors import ConfigError
 
 

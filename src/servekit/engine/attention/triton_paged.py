@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from servekit.engine.attention.base import AttentionBackend, AttentionShape
+from servekit.engine.attention.base import AttentionBackend
 from servekit.engine.attention.paged import PagedPlan, bias_reasons, gpu_reasons, keys_and_values, plan_paged
 from servekit.engine.batch import Batch
+from servekit.engine.spec.attention import AttentionShape
 
 MAX_SPLITS = 32
 KEYS_A_SPLIT = 256

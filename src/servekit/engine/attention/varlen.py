@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from servekit.engine.attention.base import AttentionBackend, AttentionShape
+from servekit.engine.attention.base import AttentionBackend
 from servekit.engine.attention.paged import (
     PagedPlan,
     bias_reasons,
@@ -17,6 +17,7 @@ from servekit.engine.attention.paged import (
     window_sides,
 )
 from servekit.engine.batch import Batch
+from servekit.engine.spec.attention import AttentionShape
 
 
 class VarlenAttention(AttentionBackend[PagedPlan]):

@@ -1,16 +1,21 @@
 """The device seam: where tensors live, how they get there and back, and how much room there is.
 
-Only device/cuda.py may name CUDA.
+Only device/cuda.py may name CUDA. A server whose steps the CPU kernels compute asks no device for a tensor, so torch is
+imported by those who do.
 """
+
+from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy.typing as npt
-import torch
 
 from servekit.engine.device.lazy import LazyResult, Ready
+
+if TYPE_CHECKING:
+    import torch
 
 
 class CapturedGraph(Protocol):
@@ -67,6 +72,8 @@ class Device(ABC):
 
         On the host itself they are tensors already.
         """
+        import torch
+
         return [torch.from_numpy(array) for array in arrays]
 
     def fetch(self, *tensors: torch.Tensor) -> LazyResult[tuple[torch.Tensor, ...]]:
@@ -75,6 +82,8 @@ class Device(ABC):
 
     def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Memory that stays where it is, for graphs to read and write. What it holds at first is anybody's guess."""
+        import torch
+
         return torch.empty(shape, dtype=dtype, device=self.torch_device)
 
     def capture(self, compute: Callable[[], None]) -> CapturedGraph:

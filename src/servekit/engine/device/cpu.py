@@ -1,14 +1,18 @@
 """The CPU as a device."""
 
+from __future__ import annotations
+
 import os
 import platform
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import psutil
-import torch
 
 from servekit.engine.device.base import Device
+
+if TYPE_CHECKING:
+    import torch
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -23,6 +27,8 @@ class CpuDevice(Device):
     @property
     def torch_device(self) -> torch.device:
         """torch's cpu."""
+        import torch
+
         return torch.device("cpu")
 
     def describe(self) -> str:

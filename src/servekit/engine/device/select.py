@@ -1,14 +1,32 @@
-"""Which device serves, and why."""
+"""Which device serves, and why. torch is asked only where there is an NVIDIA driver: importing it takes a second."""
 
-import torch
+import ctypes
+import sys
 
 from servekit.engine.device.base import Device
 from servekit.engine.device.cpu import CpuDevice
-from servekit.engine.device.cuda import CudaDevice
 
 
 def select_device(choice: str) -> tuple[Device, str]:
     """The device for `auto`, `cpu` or `cuda`, and the reason. Raises ConfigError when it is not there."""
-    if choice == "cuda" or (choice == "auto" and torch.cuda.is_available()):
-        return CudaDevice(), "asked for" if choice == "cuda" else "torch sees a CUDA GPU"
-    return CpuDevice(), "asked for" if choice == "cpu" else "torch sees no CUDA GPU"
+    if choice == "cpu":
+        return CpuDevice(), "asked for"
+    if choice == "auto":
+        if not has_driver():
+            return CpuDevice(), "there is no NVIDIA driver"
+        import torch
+
+        if not torch.cuda.is_available():
+            return CpuDevice(), "torch sees no CUDA GPU"
+    from servekit.engine.device.cuda import CudaDevice
+
+    return CudaDevice(), "asked for" if choice == "cuda" else "torch sees a CUDA GPU"
+
+
+def has_driver() -> bool:
+    """Whether the library of NVIDIA's driver can be loaded: without it nothing sees a GPU."""
+    try:
+        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return False
+    return True

@@ -3,28 +3,17 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-ByteArray = npt.NDArray[np.uint8]
+from servekit.engine.native.matrix import ByteArray, FloatArray
+from servekit.engine.native.quantiser import Rows
 
 
-class Weight(Protocol):
-    """One matrix of a checkpoint, read when asked. `shape` is (out, in).
-
-    `stored` is ggml's name of what it is stored in, such as Q4_1; "float" for everything that is not quantised.
-    """
-
-    shape: tuple[int, int]
-    stored: str
+class Weight(Rows, Protocol):
+    """One matrix of a checkpoint, read when asked."""
 
     def dense(self) -> torch.Tensor:
         """Its numbers, in the dtype they come in."""
-        ...
-
-    def blocks(self) -> ByteArray | None:
-        """Its rows as ggml's blocks of `stored`, bytes [out, row bytes]; None where it has none."""
         ...
 
 
@@ -41,9 +30,19 @@ class DenseWeight:
         """The tensor itself."""
         return self._tensor
 
+    def numbers(self) -> FloatArray:
+        """The tensor as float32 on the host."""
+        return as_numbers(self._tensor)
+
     def blocks(self) -> ByteArray | None:
         """None."""
         return None
+
+
+def as_numbers(tensor: torch.Tensor) -> FloatArray:
+    """A tensor of the host as a float32 array; its own memory where it is one already."""
+    numbers: FloatArray = tensor.float().contiguous().numpy()
+    return numbers
 
 
 class Linear(Protocol):

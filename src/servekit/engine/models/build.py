@@ -1,11 +1,10 @@
 """Puts a decoder together from a spec and a checkpoint. Every expected tensor is taken once; nothing else is read."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from servekit.engine.attention.base import AttentionBackend, AttentionShape
+from servekit.engine.attention.base import AttentionBackend
 from servekit.engine.layers.linear import DenseLinear, Linear, LinearFormat
 from servekit.engine.layers.mlp import GatedMLP
 from servekit.engine.layers.norm import RMSNorm
@@ -13,28 +12,10 @@ from servekit.engine.layers.rope import RotaryTable
 from servekit.engine.models.decoder import Decoder, DecoderLayer
 from servekit.engine.models.parameters import canonical_name
 from servekit.engine.models.parts import Parts
-from servekit.engine.models.weights import WeightSource
+from servekit.engine.models.weights import Progress, WeightSource
+from servekit.engine.spec.attention import AttentionShape, attention_shapes
 from servekit.engine.spec.decoder import DecoderSpec
 from servekit.engine.spec.rope import RopeSpec
-
-Progress = Callable[[int, int], None]
-"""Called with layers done and layers in all."""
-
-
-def attention_shapes(spec: DecoderSpec) -> list[AttentionShape]:
-    """What each layer asks of the attention backend."""
-    return [
-        AttentionShape(
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            scale=spec.attention_scale,
-            window=window,
-            softcap=spec.attention_softcap,
-            causal=spec.causal,
-        )
-        for window in spec.windows
-    ]
 
 
 def build_decoder(

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from servekit.engine.attention.base import AttentionBackend, AttentionShape
+from servekit.engine.attention.base import AttentionBackend
 from servekit.engine.layers.linear import LinearFormat
 from servekit.engine.layers.mlp import GatedMLP, PlainMLP
 from servekit.engine.layers.norm import LayerNorm
@@ -15,6 +15,7 @@ from servekit.engine.models.encoder_parameters import canonical_names
 from servekit.engine.models.pair_classifier import PairClassifier
 from servekit.engine.models.parts import Parts
 from servekit.engine.models.weights import WeightSource
+from servekit.engine.spec.attention import AttentionShape
 from servekit.engine.spec.encoder import EncoderSpec
 from servekit.engine.spec.rope import RopeSpec
 

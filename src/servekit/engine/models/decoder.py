@@ -5,31 +5,19 @@ stream of magnitude 50 moves in steps of a quarter, and which tokens share a mat
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from servekit.engine.attention.base import AttentionBackend, AttentionShape
+from servekit.engine.attention.base import AttentionBackend
 from servekit.engine.batch import Batch
 from servekit.engine.kv_cache import KvCache
 from servekit.engine.layers.linear import DenseLinear, Linear
 from servekit.engine.layers.mlp import GatedMLP
 from servekit.engine.layers.norm import RMSNorm
 from servekit.engine.layers.rope import RotaryTable, rotate
+from servekit.engine.spec.attention import AttentionShape
 from servekit.engine.spec.decoder import DecoderSpec
-
-
-class LanguageModel(Protocol):
-    """What computes a step: a Decoder, or one that kernels of our own compute."""
-
-    spec: DecoderSpec
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def forward(self, batch: Batch, cache: KvCache | None) -> torch.Tensor: ...
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,13 @@ from typing import Any, Protocol
 
 import torch
 
-from servekit.engine.attention.base import AttentionBackend, AttentionShape
+from servekit.engine.attention.base import AttentionBackend
 from servekit.engine.batch import Batch
 from servekit.engine.layers.linear import Linear
 from servekit.engine.layers.mlp import GatedMLP, PlainMLP
 from servekit.engine.layers.norm import LayerNorm
 from servekit.engine.layers.rope import RotaryTable, rotate
+from servekit.engine.spec.attention import AttentionShape
 from servekit.engine.spec.encoder import EncoderSpec
 
 

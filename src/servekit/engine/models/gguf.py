@@ -7,18 +7,20 @@ Gemma's norm weights; all three are undone here, so that safetensors and GGUF lo
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from servekit.engine.layers.linear import ByteArray
+from servekit.engine.native.matrix import ByteArray, FloatArray
 from servekit.errors import ModelError
 from servekit.store.gguf_config import gguf_config
 from servekit.store.gguf_metadata import GgufFile, GgufTensor
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T", np.float32, np.uint8)
 
@@ -81,14 +83,20 @@ class GgufSource:
         """The shape of every tensor, by its transformers name."""
         return {name: tensor.shape for name, tensor in self._tensors.items()}
 
-    def load(self, name: str) -> torch.Tensor:
+    def load(self, name: str) -> "torch.Tensor":
         """One tensor as float32; its memory is its own."""
+        import torch
+
+        return torch.from_numpy(self.numbers(name))
+
+    def numbers(self, name: str) -> FloatArray:
+        """One tensor dequantised; its memory is its own."""
         tensor = self._tensors[name]
         values = dequantize(self._raw(tensor), GGMLQuantizationType(tensor.type_id)).reshape(tensor.shape)
         values = self._in_order(name, values)
         if self._gemma and name.split(".")[-2].endswith("norm"):
             values = values - np.float32(1.0)
-        return torch.from_numpy(np.require(values, np.float32, ["C_CONTIGUOUS", "WRITEABLE", "OWNDATA"]))
+        return np.require(values, np.float32, ["C_CONTIGUOUS", "WRITEABLE", "OWNDATA"])
 
     def stored(self, name: str) -> str:
         """ggml's name of the blocks that a tensor is stored in, such as Q4_1; "float" for F32, F16 and BF16."""

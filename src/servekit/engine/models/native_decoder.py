@@ -3,33 +3,30 @@
 It must not know how its batch was scheduled, nor how its weights came to be packed.
 """
 
-import torch
+import numpy as np
 
-from servekit.engine.attention.base import AttentionShape
-from servekit.engine.batch import Batch
-from servekit.engine.kv_cache import KvCache
-from servekit.engine.models.build import attention_shapes
+from servekit.engine.host_batch import HostBatch
 from servekit.engine.models.native_parts import attention_struct, rotary_tables, step_struct
 from servekit.engine.native import structs
 from servekit.engine.native.kernels import Kernels
+from servekit.engine.native.kv_cache import NativeKvCache
 from servekit.engine.native.matrix import FloatArray, PackedMatrix
 from servekit.engine.native.weights import PackedWeights
+from servekit.engine.spec.attention import AttentionShape, attention_shapes
 from servekit.engine.spec.decoder import DecoderSpec
-
-_KV_DTYPES = {torch.float32: structs.KV_F32, torch.bfloat16: structs.KV_BF16}
 
 
 class NativeDecoder:
     """Token ids in, hidden states out; `logits` turns chosen rows into scores over the vocabulary.
 
     Norms, rotations and the residual stream are float32, as in Decoder; the inputs of matrix products are quantised to
-    eight bits in groups of 32. One thread may call it at a time.
+    eight bits in groups of 32. One thread may call it at a time. `kernels` belong to whoever opened them.
     """
 
     def __init__(self, spec: DecoderSpec, weights: PackedWeights, kernels: Kernels, max_positions: int) -> None:
         self.spec = spec
         self._weights = weights  # owns the memory that every struct points into
-        self._kernels = kernels
+        self.kernels = kernels
         self._tables = rotary_tables(spec.ropes, spec.head_dim, max_positions)
         self._layers = (structs.Layer * spec.num_layers)()
         for index, (shape, rope) in enumerate(zip(attention_shapes(spec), spec.ropes, strict=True)):
@@ -45,42 +42,42 @@ class NativeDecoder:
         self._embedding = weights.matrices["embedding"].struct()
         head = "embedding" if spec.tie_embeddings else "head"
         self._head = weights.matrices[head].struct() if head in weights.matrices else None
-        self._cache: KvCache | None = None
+        self._cache: NativeKvCache | None = None
 
     @property
     def nbytes(self) -> int:
         """What the matrices occupy, embedding included; the norms are too small to count."""
         return self._weights.nbytes
 
-    def forward(self, batch: Batch, cache: KvCache | None) -> torch.Tensor:
+    def forward(self, batch: HostBatch, cache: NativeKvCache | None) -> FloatArray:
         """Hidden states [T, hidden] of every token, normalised; keys and values are written to `cache`."""
-        spec = self.spec
-        x = torch.empty(batch.num_tokens, spec.hidden_size)
-        self._kernels.unpack(self._embedding, batch.input_ids.data_ptr(), batch.num_tokens, x.data_ptr())
-        if spec.embed_scale is not None:
-            x *= spec.embed_scale
+        shape = (batch.num_tokens, self.spec.hidden_size)
+        x, out = np.empty(shape, dtype=np.float32), np.empty(shape, dtype=np.float32)
+        self.kernels.unpack(self._embedding, batch.input_ids.ctypes.data, batch.num_tokens, x.ctypes.data)
+        if self.spec.embed_scale is not None:
+            x *= np.float32(self.spec.embed_scale)
         if cache is not None and cache is not self._cache:
             self._bind(cache)
         starts = batch.cu_seqlens_q
-        out = torch.empty(batch.num_tokens, spec.hidden_size)
-        self._kernels.forward(self._decoder, step_struct(batch, starts), x.data_ptr(), out.data_ptr())
+        self.kernels.forward(self._decoder, step_struct(batch, starts), x.ctypes.data, out.ctypes.data)
         return out
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """`hidden` [S, hidden] -> float32 scores [S, vocab]."""
+    def logits(self, hidden: FloatArray, out: FloatArray | None = None) -> FloatArray:
+        """`hidden` [S, hidden] -> scores [S, vocab], in `out` if given."""
         assert self._head is not None, "this decoder was built without its head"
-        hidden = hidden.contiguous()
-        scores = torch.empty(hidden.shape[0], self.spec.vocab_size)
-        self._kernels.linear(self._head, hidden.data_ptr(), hidden.shape[0], scores.data_ptr())
+        assert hidden.flags.c_contiguous
+        num_rows = len(hidden)
+        scores = np.empty((num_rows, self.spec.vocab_size), dtype=np.float32) if out is None else out
+        self.kernels.linear(self._head, hidden.ctypes.data, num_rows, scores.ctypes.data)
         cap = self.spec.logits_softcap
-        return scores if cap is None else cap * torch.tanh(scores / cap)
+        return scores if cap is None else np.float32(cap) * np.tanh(scores / np.float32(cap))
 
-    def _bind(self, cache: KvCache) -> None:
+    def _bind(self, cache: NativeKvCache) -> None:
         """Point every layer at its part of `cache`."""
         self._cache = cache
-        self._decoder.kv_dtype = _KV_DTYPES[cache.dtype]
+        self._decoder.kv_dtype = cache.format
         for index, layer in enumerate(self._layers):
-            layer.cache = cache.layer(index).data_ptr()
+            layer.cache = cache.layer(index).ctypes.data
 
     def _fill(
         self, layer: structs.Layer, index: int, shape: AttentionShape, table: tuple[FloatArray, FloatArray]

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from servekit.engine.batch import Batch
-from servekit.engine.layers.linear import Dense, DenseWeight, Weight
-from servekit.engine.layers.quantised import Quantiser
+from servekit.engine.layers.linear import Dense, DenseWeight, Weight, as_numbers
 from servekit.engine.models.build_encoder import encoder_attention_shapes, encoder_tables
 from servekit.engine.models.encoder import EncoderTables, summed_embeddings
 from servekit.engine.models.encoder_parameters import canonical_names
@@ -20,6 +19,7 @@ from servekit.engine.models.weights import WeightSource
 from servekit.engine.native import structs
 from servekit.engine.native.kernels import Kernels
 from servekit.engine.native.matrix import FloatArray, PackedMatrix, aligned
+from servekit.engine.native.quantiser import Quantiser
 from servekit.engine.native.weights import PackedWeights
 from servekit.engine.spec.encoder import EncoderSpec
 
@@ -73,8 +73,9 @@ class NativeEncoder:
     def forward(self, batch: Batch) -> torch.Tensor:
         """Hidden states [T, hidden] of every token, in float32."""
         x = summed_embeddings(self.spec, self._embeddings, batch).contiguous()
-        starts = batch.cu_seqlens_q
-        self._kernels.encode(self._encoder, step_struct(batch, starts), x.data_ptr())
+        host = batch.on_host()
+        starts = host.cu_seqlens_q
+        self._kernels.encode(self._encoder, step_struct(host, starts), x.data_ptr())
         return x
 
     def _fill_norms(self, target: Any, prefix: str, *names: str) -> None:
@@ -100,7 +101,8 @@ def build_native_encoder(
         if is_up and spec.up_is_fused:
             weights = [DenseWeight(half) for half in weights[0].dense().chunk(2)]
             biases = None if biases is None else list(biases[0].chunk(2))
-        matrices[name], _ = quantiser.pack(weights, biases, alternating=is_up)
+        numbers = None if biases is None else [as_numbers(bias) for bias in biases]
+        matrices[name], _ = quantiser.pack(weights, numbers, alternating=is_up)
     vectors: dict[str, FloatArray] = {}
     for name, norm in _norms(spec):
         vectors[name] = aligned(parts.float32(f"{norm}.weight").numpy())

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from servekit.engine.attention.base import AttentionShape
-from servekit.engine.batch import Batch, IntArray
-from servekit.engine.layers.rope import rotations
+from servekit.engine.host_batch import HostBatch, IntArray
 from servekit.engine.native import structs
 from servekit.engine.native.matrix import FloatArray, aligned
+from servekit.engine.spec.attention import AttentionShape
 from servekit.engine.spec.rope import RopeSpec
+from servekit.engine.spec.rotations import rotations
 
 RotaryTables = dict[RopeSpec, tuple[FloatArray, FloatArray]]
 """cos and sin [positions, head_dim / 2] of each kind of rotation; layers that rotate alike share them."""
@@ -26,7 +26,7 @@ def attention_struct(shape: AttentionShape) -> structs.Attention:
     )
 
 
-def step_struct(batch: Batch, starts: IntArray) -> structs.Step:
+def step_struct(batch: HostBatch, starts: IntArray) -> structs.Step:
     """One step. It points into the batch's arrays and `starts` (its cu_seqlens_q), which must outlive it."""
     slots, tables = batch.slot_mapping, batch.block_tables
     return structs.Step(
@@ -34,9 +34,9 @@ def step_struct(batch: Batch, starts: IntArray) -> structs.Step:
         seqs=batch.num_seqs,
         block_size=batch.block_size,
         max_blocks=0 if tables is None else tables.shape[1],
-        positions=batch.positions.data_ptr(),
-        slot_mapping=None if slots is None else slots.data_ptr(),
-        block_tables=None if tables is None else tables.data_ptr(),
+        positions=batch.positions.ctypes.data,
+        slot_mapping=None if slots is None else slots.ctypes.data,
+        block_tables=None if tables is None else tables.ctypes.data,
         starts=starts.ctypes.data,
         context_lens=batch.context_lens.ctypes.data,
     )
@@ -48,5 +48,5 @@ def rotary_tables(ropes: Iterable[RopeSpec | None], head_dim: int, max_positions
     for rope in ropes:
         if rope is not None and rope not in tables:
             cos, sin = rotations(rope, head_dim, max_positions)
-            tables[rope] = (aligned(cos.numpy()), aligned(sin.numpy()))
+            tables[rope] = (aligned(cos), aligned(sin))
     return tables

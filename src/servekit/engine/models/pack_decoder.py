@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
-from servekit.engine.layers.quantised import Quantiser
-from servekit.engine.models.build import Progress
 from servekit.engine.models.parameters import canonical_name
-from servekit.engine.models.parts import SourceWeight
-from servekit.engine.models.weights import WeightSource
+from servekit.engine.models.weights import Progress, SourceRows, WeightSource
 from servekit.engine.native.matrix import FloatArray, PackedMatrix, aligned
+from servekit.engine.native.quantiser import Quantiser
 from servekit.engine.native.weights import PackedWeights
 from servekit.engine.spec.decoder import DecoderSpec
 
@@ -45,11 +43,11 @@ def pack_decoder(
     """
     names = {plain: name for name in source.shapes() if (plain := canonical_name(name)) is not None}
 
-    def load(name: str) -> torch.Tensor:
-        return source.load(names[name])
+    def load(name: str) -> FloatArray:
+        return source.numbers(names[name])
 
     def pack(matrix: _Matrix) -> tuple[PackedMatrix, float]:
-        weights = [SourceWeight(source, names[f"{part}.weight"]) for part in matrix.parts]
+        weights = [SourceRows(source, names[f"{part}.weight"]) for part in matrix.parts]
         biases = [load(f"{part}.bias") for part in matrix.parts] if matrix.has_bias else None
         return quantiser.pack(weights, biases, is_head=matrix.is_head, alternating=matrix.alternating)
 
@@ -80,11 +78,11 @@ def _matrices(spec: DecoderSpec, *, with_head: bool) -> Iterator[_Matrix]:
         yield _Matrix("head", ("lm_head",), is_head=True)
 
 
-def _vectors(spec: DecoderSpec, load: Callable[[str], torch.Tensor]) -> dict[str, FloatArray]:
+def _vectors(spec: DecoderSpec, load: Callable[[str], FloatArray]) -> dict[str, FloatArray]:
     """Norm weights, with the offset that the family stores them without; those of q and k heads side by side."""
 
-    def norm(name: str) -> torch.Tensor:
-        return load(f"{name}.weight").float() + spec.norm_offset
+    def norm(name: str) -> FloatArray:
+        return load(f"{name}.weight") + np.float32(spec.norm_offset)
 
     found = {"final_norm": norm("model.norm")}
     for index in range(spec.num_layers):
@@ -98,5 +96,7 @@ def _vectors(spec: DecoderSpec, load: Callable[[str], torch.Tensor]) -> dict[str
             found[f"{index}.post_mlp_norm"] = norm(f"{layer}post_feedforward_layernorm")
         if spec.qk_norm:
             q, k = (norm(f"{layer}self_attn.{part}_norm") for part in "qk")
-            found[f"{index}.qk_norm"] = torch.cat((q.expand(spec.num_heads, -1), k.expand(spec.num_kv_heads, -1)))
-    return {name: aligned(vector.numpy()) for name, vector in found.items()}
+            found[f"{index}.qk_norm"] = np.concatenate(
+                (np.tile(q, (spec.num_heads, 1)), np.tile(k, (spec.num_kv_heads, 1)))
+            )
+    return {name: aligned(vector) for name, vector in found.items()}

@@ -4,27 +4,16 @@ from collections.abc import Mapping
 
 import torch
 
-from servekit.engine.layers.linear import ByteArray, Linear, LinearFormat
-from servekit.engine.models.weights import WeightSource
+from servekit.engine.layers.linear import Linear, LinearFormat
+from servekit.engine.models.weights import SourceRows, WeightSource
 
 
-class SourceWeight:
-    """A matrix of a weight source; nothing is read before it is asked for."""
-
-    def __init__(self, source: WeightSource, name: str) -> None:
-        rows, columns = source.shapes()[name]
-        self.shape = (rows, columns)
-        self.stored = source.stored(name)
-        self._source = source
-        self._name = name
+class SourceWeight(SourceRows):
+    """SourceRows for formats that are torch's."""
 
     def dense(self) -> torch.Tensor:
         """The tensor as the source gives it."""
         return self._source.load(self._name)
-
-    def blocks(self) -> ByteArray | None:
-        """The source's own blocks, if it has them."""
-        return self._source.blocks(self._name)
 
 
 class Parts:

@@ -1,16 +1,24 @@
-"""Where weights come from: one small protocol, and safetensors files behind it. Nothing here unpickles anything."""
+"""Where weights come from: one small protocol, and safetensors files behind it. Nothing here unpickles anything.
+
+torch is imported only when a tensor is asked for, so that a model whose packed weights are kept starts without it.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-import torch
 from safetensors import SafetensorError, safe_open
 
-from servekit.engine.layers.linear import ByteArray
 from servekit.engine.models.parameters import Shape
+from servekit.engine.native.matrix import ByteArray, FloatArray
 from servekit.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
+
+Progress = Callable[[int, int], None]
+"""Called with layers done and layers in all."""
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -27,7 +35,7 @@ class _SafeFile(Protocol):
 
     def get_slice(self, name: str) -> _Slice: ...
 
-    def get_tensor(self, name: str) -> torch.Tensor: ...
+    def get_tensor(self, name: str) -> Any: ...
 
 
 class WeightSource(Protocol):
@@ -35,7 +43,11 @@ class WeightSource(Protocol):
 
     def shapes(self) -> Mapping[str, Shape]: ...
 
-    def load(self, name: str) -> torch.Tensor: ...
+    def load(self, name: str) -> "torch.Tensor": ...
+
+    def numbers(self, name: str) -> FloatArray:
+        """The same as float32 on the host."""
+        ...
 
     def stored(self, name: str) -> str:
         """ggml's name of the blocks a tensor is quantised in, such as Q4_1; "float" where it is not."""
@@ -48,6 +60,25 @@ class WeightSource(Protocol):
     def close(self) -> None: ...
 
 
+class SourceRows:
+    """A matrix of a weight source; nothing is read before it is asked for."""
+
+    def __init__(self, source: WeightSource, name: str) -> None:
+        rows, columns = source.shapes()[name]
+        self.shape = (rows, columns)
+        self.stored = source.stored(name)
+        self._source = source
+        self._name = name
+
+    def numbers(self) -> FloatArray:
+        """The matrix as float32."""
+        return self._source.numbers(self._name)
+
+    def blocks(self) -> ByteArray | None:
+        """The source's own blocks, if it has them."""
+        return self._source.blocks(self._name)
+
+
 class SafetensorsSource:
     """A directory with model.safetensors, sharded or not, memory-mapped.
 
@@ -56,7 +87,9 @@ class SafetensorsSource:
     """
 
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._files: dict[str, _SafeFile] = {}
+        self._in_torch: dict[str, _SafeFile] = {}
         self._where: dict[str, str] = {}
         index = _read_index(directory)
         names = sorted(set(index.values())) if index is not None else [_SINGLE]
@@ -65,7 +98,7 @@ class SafetensorsSource:
             raise ModelError(_explain_missing(directory, missing, index))
         for name in names:
             try:
-                self._files[name] = cast(_SafeFile, safe_open(directory / name, framework="pt"))
+                self._files[name] = _open(directory / name, "numpy")
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{name} is not a readable safetensors file: {error}") from None
             for tensor in self._files[name].keys():  # noqa: SIM118 - not a dict
@@ -80,12 +113,20 @@ class SafetensorsSource:
         """Every tensor's shape, from the headers."""
         return {name: tuple(self._files[file].get_slice(name).get_shape()) for name, file in self._where.items()}
 
-    def load(self, name: str) -> torch.Tensor:
+    def load(self, name: str) -> "torch.Tensor":
         """One tensor in the dtype it is stored in."""
-        tensor = self._files[self._where[name]].get_tensor(name)
+        file = self._where[name]
+        if file not in self._in_torch:
+            self._in_torch[file] = _open(self._directory / file, "pt")
+        tensor: torch.Tensor = self._in_torch[file].get_tensor(name)
         if not tensor.dtype.is_floating_point:
             raise ModelError(f"tensor {name} is {tensor.dtype}, and servekit reads quantised weights from GGUF only")
         return tensor
+
+    def numbers(self, name: str) -> FloatArray:
+        """One tensor as float32. By way of torch, since numpy has no bfloat16."""
+        numbers: FloatArray = self.load(name).float().contiguous().numpy()
+        return numbers
 
     def stored(self, name: str) -> str:
         """Floats, all of them."""
@@ -98,6 +139,11 @@ class SafetensorsSource:
     def close(self) -> None:
         """Drop the memory maps."""
         self._files.clear()
+        self._in_torch.clear()
+
+
+def _open(path: Path, framework: str) -> _SafeFile:
+    return cast(_SafeFile, safe_open(path, framework=framework))
 
 
 def _read_index(directory: Path) -> dict[str, str] | None:

@@ -19,9 +19,17 @@ _GROUP_BYTES = {structs.Q4: 4 * 64 + 2 * 32, structs.Q8: 8 * 64 + 32, structs.BF
 
 def aligned_empty(num_bytes: int) -> ByteArray:
     """Bytes that begin at a multiple of 64, which is what the kernels read at once."""
-    whole = np.empty(num_bytes + ALIGNMENT, dtype=np.uint8)
+    return _from_boundary(np.empty(num_bytes + ALIGNMENT, dtype=np.uint8))
+
+
+def aligned_zeros(num_bytes: int) -> ByteArray:
+    """The same, zeroed. From calloc: a page costs memory only once it is written."""
+    return _from_boundary(np.zeros(num_bytes + ALIGNMENT, dtype=np.uint8))
+
+
+def _from_boundary(whole: ByteArray) -> ByteArray:
     start = -whole.ctypes.data % ALIGNMENT
-    return whole[start : start + num_bytes]
+    return whole[start : start + len(whole) - ALIGNMENT]
 
 
 def aligned(values: npt.ArrayLike) -> FloatArray:
