@@ -12,12 +12,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 
-from servekit.config import EngineConfig
+from servekit.config import EngineConfig, KvDTypeChoice
 from servekit.engine.batch import Batch
 from servekit.engine.device.select import select_device
 from servekit.engine.host_batch import HostBatch
@@ -46,6 +46,7 @@ class Quality:
 
     variant: str
     weights: str
+    kv_dtype: str
     kernels: str
     tokens: int
     perplexity: float
@@ -60,15 +61,18 @@ def main() -> None:
     parser.add_argument("--text", type=Path, default=_TEXT, help="a text file in UTF-8")
     parser.add_argument("--context", type=int, default=512, help="tokens that are read together")
     parser.add_argument("--tokens", type=int, default=None, help="stop after so many")
+    parser.add_argument("--kv-dtype", default="auto", choices=get_args(KvDTypeChoice), help="of the quantised variants")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()
     results: list[Quality] = []
-    for result in measure(arguments.model, arguments.text, arguments.context, arguments.tokens, arguments.threads):
+    for result in measure(
+        arguments.model, arguments.text, arguments.context, arguments.tokens, arguments.threads, arguments.kv_dtype
+    ):
         print(
             f"{result.variant:8} perplexity {result.perplexity:8.4f} ({result.relative:+.2%}), "
             f"likeliest token the same in {result.agreement:.2%} of {result.tokens:,}; "
-            f"{result.kernels} kernels; {result.weights}",
+            f"{result.kernels} kernels; KV in {result.kv_dtype}; {result.weights}",
             flush=True,
         )
         results.append(result)
@@ -76,14 +80,17 @@ def main() -> None:
         arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=2), encoding="utf-8")
 
 
-def measure(model: str, text: Path, context: int, limit: int | None, threads: int | None) -> Iterator[Quality]:
-    """Each variant in turn, float32 first."""
+def measure(
+    model: str, text: Path, context: int, limit: int | None, threads: int | None, kv_dtype: KvDTypeChoice
+) -> Iterator[Quality]:
+    """Each variant in turn, float32 first; the others with keys and values in `kv_dtype`."""
     files = ensure_model(model)
     token_ids = Tokenizer.from_directory(files.directory).encode(text.read_text(encoding="utf-8"))[:limit]
     pieces = [token_ids[first : first + context] for first in range(0, len(token_ids) - 1, context)]
     reference, best = math.nan, []
     for name, choices in VARIANTS.items():
         opened = open_model(files)
+        choices = {"kv_dtype": kv_dtype, **choices}
         config = EngineConfig(model=model, threads=threads, max_model_len=context, device="cpu", **choices)
         device, _ = select_device("cpu")
         loaded = load_language_model(files, opened.spec, opened.source, config, device)
@@ -100,6 +107,7 @@ def measure(model: str, text: Path, context: int, limit: int | None, threads: in
         yield Quality(
             variant=name,
             weights=loaded.reasons["quantize"],
+            kv_dtype=loaded.config.kv_dtype,
             kernels=str(loaded.describe()["running"]),
             tokens=sum(map(len, likeliest)),
             perplexity=math.exp(loss),

@@ -17,7 +17,7 @@ from servekit.units import parse_bytes
 ENV_PREFIX = "SERVEKIT_"
 
 DTypeChoice = Literal["auto", "float32", "bfloat16"]
-KvDTypeChoice = Literal["auto", "float32", "bfloat16"]
+KvDTypeChoice = Literal["auto", "float32", "bfloat16", "q8_0"]
 QuantizeChoice = Literal["auto", "none", "int8", "int4", "fp8"]
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 Scheduling = Literal["continuous", "dynamic", "static"]

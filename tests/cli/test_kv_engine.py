@@ -10,10 +10,12 @@ from tokenizers import Tokenizer, models
 from servekit.cli.main import run
 from servekit.config import EngineConfig
 from servekit.engine.load import LoadedEngine, load_engine, open_model
+from servekit.errors import ConfigError
 from servekit.store.resolve import find_model
 from tests.blackbox.server import running_server
 from tests.blackbox.tiny import TinyChat, make_chatty
 from tests.engine.families import FAMILIES, make_tiny
+from tests.engine.native.kernels import needs_kernels
 
 _KV_MEMORY = 300_000
 
@@ -51,6 +53,27 @@ def test_the_pool_is_what_the_command_says(
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     heads, head_dim = config["num_key_value_heads"], config.get("head_dim") or 16
     assert engine["bytes_per_token"] == config["num_hidden_layers"] * 2 * heads * head_dim * spec_bytes
+
+
+@needs_kernels
+@pytest.mark.parametrize("block_size", [16, 48])
+def test_the_pool_in_eight_bits_is_what_the_command_says(
+    directory: Path, block_size: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    heads, head_dim = config["num_key_value_heads"], config.get("head_dim") or 16
+    settings: dict[str, Any] = {"quantize": "int8", "kv_dtype": "q8_0", "block_size": block_size}
+    if head_dim % 32:
+        with pytest.raises(ConfigError, match=f"a head has {head_dim} here"):
+            _load(directory, **settings)
+        return
+    loaded = _load(directory, **settings)
+    options = ("--kv-memory", str(_KV_MEMORY), "--kv-dtype", "q8_0", "--block-size", str(block_size))
+    engine = _report(capsys, str(directory), *options)["engine"]
+    assert loaded.props()["kv"] == {**engine, "dtype": "q8_0"}
+    assert loaded.kv_bytes == engine["kv_bytes"] == engine["num_blocks"] * engine["block_bytes"] <= _KV_MEMORY
+    assert engine["bytes_per_token"] == config["num_hidden_layers"] * 2 * heads * head_dim // 32 * 34
+    loaded.runner.close()
 
 
 def test_check_compares_a_plan_with_a_running_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

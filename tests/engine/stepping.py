@@ -90,7 +90,7 @@ class Stepper:
         self,
         decoder: Decoder | NativeDecoder,
         device: Device | None = None,
-        kv_dtype: torch.dtype = torch.float32,
+        kv_dtype: str = "float32",
         **config: Any,
     ) -> None:
         settings: dict[str, Any] = {
@@ -105,13 +105,12 @@ class Stepper:
         shape, eos = (limits.num_blocks, limits.block_size), limits.eos_token_ids
         self.runner: ModelRunner | NativeRunner
         if isinstance(decoder, NativeDecoder):
-            name = str(kv_dtype).removeprefix("torch.")
-            cache = make_native_cache(decoder.spec, *shape, name)
+            cache = make_native_cache(decoder.spec, *shape, kv_dtype)
             self.runner = NativeRunner(decoder, cache, eos_token_ids=eos)
         else:
             self.runner = ModelRunner(
                 decoder,
-                make_cache(decoder.spec, *shape, kv_dtype),
+                make_cache(decoder.spec, *shape, getattr(torch, kv_dtype)),
                 device or CpuDevice(),
                 max_num_seqs=limits.max_num_seqs,
                 eos_token_ids=eos,

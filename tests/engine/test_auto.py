@@ -15,8 +15,10 @@ from servekit.engine.auto import (
 from servekit.errors import ConfigError
 
 
-def _facts(linear: float = 1.0, attention: float = 1.0) -> ComputeFacts:
-    return ComputeFacts("cpu", threads=2, batched_tokens=256, linear_ratio=linear, attention_ratio=attention)
+def _facts(linear: float = 1.0, attention: float = 1.0, head_dim: int = 64) -> ComputeFacts:
+    return ComputeFacts(
+        "cpu", threads=2, batched_tokens=256, linear_ratio=linear, attention_ratio=attention, head_dim=head_dim
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,10 +77,11 @@ def test_kv_memory_is_a_share_of_free_memory_otherwise() -> None:
 @pytest.mark.parametrize(
     ("attention", "given", "expected"),
     [
-        ("auto", {}, ("float32", "bfloat16")),
+        ("auto", {}, ("float32", "q8_0")),
         ("native", {"kv_dtype": "float32"}, ("float32", "float32")),
         ("sdpa", {}, ("float32", "float32")),
-        ("auto", {"dtype": "float32"}, ("float32", "bfloat16")),
+        ("auto", {"dtype": "float32"}, ("float32", "q8_0")),
+        ("native", {"kv_dtype": "bfloat16"}, ("float32", "bfloat16")),
     ],
 )
 def test_quantised_weights_need_no_measurement(
@@ -88,6 +91,25 @@ def test_quantised_weights_need_no_measurement(
     resolved, reasons = resolve_compute(config, _facts(0.1, 0.1), 8192)
     assert (resolved.dtype, resolved.kv_dtype) == expected
     assert {"dtype", "kv_dtype"} - reasons.keys() == given.keys()
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "block_size", "expected", "why"),
+    [
+        (96, None, "q8_0", "half the bytes of bfloat16"),
+        (64, 48, "q8_0", "half the bytes of bfloat16"),
+        (80, None, "bfloat16", "q8_0 has a scale for every 32 numbers of a head, and a head has 80 here"),
+        (64, 8, "bfloat16", "q8_0 keeps tiles of 16 tokens, and --block-size 8 was asked for"),
+    ],
+)
+def test_keys_and_values_take_eight_bits_where_they_lie_in_them(
+    head_dim: int, block_size: int | None, expected: str, why: str
+) -> None:
+    config = EngineConfig(quantize="int4", block_size=block_size)
+    resolved, reasons = resolve_compute(config, _facts(head_dim=head_dim), 8192)
+    assert resolved.kv_dtype == expected
+    assert reasons["kv_dtype"].startswith(f"{expected}: ")
+    assert why in reasons["kv_dtype"]
 
 
 def _kernels(*stored: str, problem: str | None = None, device: str = "cpu") -> QuantizeFacts:

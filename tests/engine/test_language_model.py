@@ -38,9 +38,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """Floats, in safetensors."""
-    directory = tmp_path / "floats"
+    return _floats(tmp_path / "floats", "llama")
+
+
+def _floats(directory: Path, family: str) -> Path:
     directory.mkdir()
-    make_tiny("llama", directory)
+    make_tiny(family, directory)
     Tokenizer(models.BPE(vocab={"a": 0}, merges=[])).save(str(directory / "tokenizer.json"))
     return directory
 
@@ -64,6 +67,13 @@ def _load(model: Path, **config: Any) -> LoadedEngine:
 
 def _decoder(loaded: LoadedEngine) -> Any:
     return loaded.runner._decoder
+
+
+def _answer(loaded: LoadedEngine) -> list[int]:
+    """Greedy, in a cache of the engine's KV dtype."""
+    stepper = Stepper(_decoder(loaded), kv_dtype=loaded.config.kv_dtype, block_size=16)
+    stepper.add("r", [5, 6, 7, 8, 9], max_tokens=12, ignore_eos=True)
+    return stepper.drain()["r"]
 
 
 def _close(*loaded: LoadedEngine) -> None:
@@ -125,6 +135,47 @@ def test_four_bits_are_what_was_asked_for(checkpoint: Path) -> None:
     assert four.reasons["quantize"] == "int4: asked for"
     assert four.weights_bytes < 0.75 * eight.weights_bytes
     _close(four, eight)
+
+
+@needs_kernels
+def test_keys_and_values_take_eight_bits_where_heads_allow(tmp_path: Path) -> None:
+    """Nearly half of bfloat16's bytes, 34 for 32 numbers, and an answer of its own."""
+    model = _floats(tmp_path / "wide", "qwen3")
+    loaded, halves = _load(model), _load(model, kv_dtype="bfloat16")
+    assert (loaded.config.kv_dtype, loaded.config.block_size) == ("q8_0", 16)
+    assert loaded.reasons["kv_dtype"].startswith("q8_0: half the bytes of bfloat16")
+    assert 32 * loaded.plan.bytes_per_token == 17 * halves.plan.bytes_per_token
+    assert loaded.kv_bytes == loaded.plan.kv_bytes
+    assert _answer(loaded) == _answer(halves)
+    _close(loaded, halves)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("family", "config", "why"),
+    [
+        ("llama", {}, "a scale for every 32 numbers of a head, and a head has 16 here"),
+        ("qwen3", {"block_size": 24}, "tiles of 16 tokens, and --block-size 24 was asked for"),
+        ("qwen3", {"attention": "sdpa"}, "torch computes here (weights: none: --attention sdpa was asked for"),
+        ("qwen3", {"quantize": "int8", "attention": "sdpa"}, "torch computes here (weights: int8: asked for"),
+        ("qwen3", {"quantize": "none", "dtype": "float32"}, "torch computes here (weights: none: asked for"),
+    ],
+)
+def test_eight_bits_are_refused_where_nothing_reads_them(
+    tmp_path: Path, family: str, config: dict[str, Any], why: str
+) -> None:
+    model = _floats(tmp_path / family, family)
+    with pytest.raises(ConfigError, match="--kv-dtype q8_0") as caught:
+        _load(model, kv_dtype="q8_0", **config)
+    assert why in str(caught.value)
+    assert caught.value.hint
+    assert caught.value.param == "kv_dtype"
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_eight_bits_without_kernels_are_refused(checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match=r"q8_0 .* the CPU kernels were not built"):
+        _load(checkpoint, kv_dtype="q8_0")
 
 
 @needs_kernels

@@ -29,7 +29,7 @@ def offline(
     ] = 3,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.", rich_help_panel=_ENGINE)] = "auto",
     quantize: Annotated[str, typer.Option(help="auto, none, int8 or int4.", rich_help_panel=_ENGINE)] = "auto",
-    kv_dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.", rich_help_panel=_ENGINE)] = "auto",
+    kv_dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or q8_0.", rich_help_panel=_ENGINE)] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.", rich_help_panel=_ENGINE)] = "auto",
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads. [physical cores]", rich_help_panel=_ENGINE)

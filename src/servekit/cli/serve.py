@@ -143,7 +143,11 @@ def serve(
         ),
     ] = None,
     kv_dtype: Annotated[
-        str | None, typer.Option(help="auto, float32 or bfloat16. [auto]", rich_help_panel=_ENGINE)
+        str | None,
+        typer.Option(
+            help="Keys and values: auto, float32, bfloat16, or q8_0 (eight bits; CPU kernels). [auto]",
+            rich_help_panel=_ENGINE,
+        ),
     ] = None,
     dtype: Annotated[
         str | None,

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from servekit.config import DeviceChoice, EngineConfig, QuantizeChoice
+from servekit.config import DeviceChoice, EngineConfig, KvDTypeChoice, QuantizeChoice
 from servekit.engine.native.library import HOW_TO_GET_THEM as HOW_TO_GET_KERNELS
+from servekit.engine.native.structs import GROUP, KV_TILE
 from servekit.errors import ConfigError
 from servekit.units import format_bytes
 
@@ -42,6 +43,8 @@ class ComputeFacts:
     batched_tokens: int
     linear_ratio: float
     attention_ratio: float
+    head_dim: int | None = None
+    """Of keys and values that are kept; None where there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,21 @@ def check_rounding(
     return "none", f"none: {problem}"
 
 
+def q8_0_problem(block_size: int | None, head_dim: int | None) -> str | None:
+    """Why the kernels cannot keep keys and values in q8_0 here; None where they can."""
+    if head_dim is None or head_dim % GROUP:
+        return f"q8_0 has a scale for every {GROUP} numbers of a head, and a head has {head_dim} here"
+    if block_size is not None and block_size % KV_TILE:
+        return f"q8_0 keeps tiles of {KV_TILE} tokens, and --block-size {block_size} was asked for"
+    return None
+
+
+def _native_kv_dtype(block_size: int | None, head_dim: int | None) -> tuple[KvDTypeChoice, str]:
+    if problem := q8_0_problem(block_size, head_dim):
+        return "bfloat16", f"bfloat16: half the bytes of float32 to read; {problem}"
+    return "q8_0", "q8_0: half the bytes of bfloat16 to read, and the kernels multiply eight bits as they are"
+
+
 def resolve_compute(config: EngineConfig, facts: ComputeFacts, context: int) -> tuple[EngineConfig, Reasons]:
     """Threads, dtypes, token budget and context limit. `context` is the model's own."""
     reasons: Reasons = {}
@@ -143,12 +161,9 @@ def resolve_compute(config: EngineConfig, facts: ComputeFacts, context: int) -> 
             dtype = "float32"
             reasons["dtype"] = f"float32: what surrounds {config.quantize} products is computed in it"
         if kv_dtype == "auto":
-            kv_dtype = "bfloat16" if native else "float32"
-            reasons["kv_dtype"] = (
-                "bfloat16: half the bytes to read, and the kernels convert as they read"
-                if native
-                else "float32: the same as the compute dtype"
-            )
+            kv_dtype, reasons["kv_dtype"] = "float32", "float32: the same as the compute dtype"
+            if native:
+                kv_dtype, reasons["kv_dtype"] = _native_kv_dtype(config.block_size, facts.head_dim)
     if kv_dtype == "auto":
         faster = facts.attention_ratio < _CLEARLY_FASTER
         if dtype == "float32":

@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from servekit.config import EngineConfig, QuantizeChoice
-from servekit.engine.auto import QuantizeFacts, Reasons, check_rounding, resolve_quantize, without_graphs
+from servekit.engine.auto import (
+    QuantizeFacts,
+    Reasons,
+    check_rounding,
+    q8_0_problem,
+    resolve_quantize,
+    without_graphs,
+)
 from servekit.engine.device.base import Device
 from servekit.engine.models.native_decoder import NativeDecoder
 from servekit.engine.models.parameters import canonical_name
@@ -16,12 +23,14 @@ from servekit.engine.native.kernels import BFLOAT16_ISAS, Kernels
 from servekit.engine.native.kv_cache import NativeKvCache
 from servekit.engine.native.library import Library, load_library
 from servekit.engine.native.quantiser import IntBits
+from servekit.engine.native.structs import KV_TILE
 from servekit.engine.native.weights import PackedWeights
 from servekit.engine.native_runner import NativeRunner
 from servekit.engine.packed_weights import packed_weights
 from servekit.engine.resolve import resolve_on_device
 from servekit.engine.spec.decoder import DecoderSpec
 from servekit.engine.step import AllowedTokens
+from servekit.errors import ConfigError
 from servekit.kvcalc.memory import PoolPlan
 from servekit.store.resolve import LocalModel
 
@@ -36,9 +45,6 @@ class BlockSizes:
 
     multiple: int
     default: int
-
-
-_NATIVE_BLOCKS = BlockSizes(multiple=1, default=16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +108,21 @@ def load_language_model(
         if config.quantize == "auto":
             quantize, why = check_rounding(config, quantize, why, packed.worst())
             packed = packed if _is_packed(quantize) else None
-    config, reasons = resolve_on_device(replace(config, quantize=quantize), device, spec.max_position_embeddings)
+    config = replace(config, quantize=quantize)
+    config, reasons = resolve_on_device(config, device, spec.max_position_embeddings, spec.head_dim)
     reasons["quantize"] = why
     assert config.threads is not None
     if library is not None and _is_native_bfloat16(config, facts):
         packed = packed_weights(files, spec, source, library, "bfloat16", config.threads, progress)
     if library is not None and packed is not None:
         return _on_kernels(spec, packed, library, where, config, reasons)
+    if config.kv_dtype == "q8_0":
+        raise ConfigError(
+            f"--kv-dtype q8_0 is for attention by the CPU kernels, and torch computes here (weights: {why}; "
+            f"--attention {config.attention})",
+            hint="leave --kv-dtype out",
+            param="kv_dtype",
+        )
     from servekit.engine.torch_model import TorchParts, load_in_torch
 
     kernels = Kernels(library, config.threads) if library is not None and _is_packed(quantize) else None
@@ -122,6 +136,9 @@ def _on_kernels(
     """All of it on the kernels."""
     assert config.max_model_len is not None
     assert config.threads is not None
+    is_q8 = config.kv_dtype == "q8_0"
+    if is_q8 and (problem := q8_0_problem(config.block_size, spec.head_dim)):
+        raise ConfigError(f"--kv-dtype q8_0: {problem}", hint="--kv-dtype bfloat16", param="kv_dtype")
     kernels = Kernels(library, config.threads)
     model = NativeDecoder(spec, packed, kernels, config.max_model_len)
     reasons["graphs"] = without_graphs(config, "a cpu computes each step as it is launched")
@@ -142,7 +159,7 @@ def _on_kernels(
         model=model,
         config=replace(config, attention="native"),
         reasons=reasons,
-        blocks=_NATIVE_BLOCKS,
+        blocks=BlockSizes(multiple=KV_TILE if is_q8 else 1, default=16),
         kernels=kernels,
         library=library,
         library_path=where,

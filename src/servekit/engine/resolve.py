@@ -6,8 +6,12 @@ from servekit.engine.device.base import Device
 from servekit.errors import ConfigError
 
 
-def resolve_on_device(config: EngineConfig, device: Device, context: int) -> tuple[EngineConfig, Reasons]:
+def resolve_on_device(
+    config: EngineConfig, device: Device, context: int, head_dim: int | None = None
+) -> tuple[EngineConfig, Reasons]:
     """Threads, dtypes, token budget and context limit; --quantize is resolved. `context` is the model's own.
+
+    `head_dim` is that of the keys and values that it keeps; None where it keeps none.
 
     Raises ConfigError for a context beyond the model's.
     """
@@ -30,5 +34,6 @@ def resolve_on_device(config: EngineConfig, device: Device, context: int) -> tup
         batched_tokens=device.default_batched_tokens,
         linear_ratio=linear_ratio,
         attention_ratio=attention_ratio,
+        head_dim=head_dim,
     )
     return resolve_compute(config, facts, context)

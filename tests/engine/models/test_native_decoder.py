@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,12 @@ _LENGTHS = (1, 7, 40, 63, 64, 100)
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return make_tiny(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module", params=["gemma2", "gemma3", "llama3-rope", "qwen3"])
+def tiny_of_32(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """Those whose heads have 32 numbers, as a cache in eight bits wants them: windows, soft caps and norms of heads."""
     return make_tiny(request.param, tmp_path_factory.mktemp(request.param))
 
 
@@ -142,11 +149,24 @@ def test_eight_bits_stay_near_transformers(tiny: TinyModel, kernels: Kernels) ->
 
 @pytest.mark.parametrize("bits", ["int4", "int8"])
 def test_greedy_is_the_same_however_it_is_scheduled(tiny: TinyModel, kernels: Kernels, bits: Bits) -> None:
-    decoder = _native(tiny.directory, kernels, bits)
+    _check_schedules(_native(tiny.directory, kernels, bits), cramped_blocks=28)
+
+
+@pytest.mark.parametrize("block_size", [16, 48])
+def test_greedy_over_eight_bits_is_the_same_however_it_is_scheduled(
+    tiny_of_32: TinyModel, kernels: Kernels, block_size: int
+) -> None:
+    decoder = _native(tiny_of_32.directory, kernels, "int8")
+    blocks = {16: 15, 48: 6}[block_size]
+    _check_schedules(decoder, cramped_blocks=blocks, kv_dtype="q8_0", block_size=block_size)
+
+
+def _check_schedules(decoder: NativeDecoder, *, cramped_blocks: int, **settings: Any) -> None:
+    """Alone, together, in chunks, in fixed batches, and with preemption."""
     prompts = {f"r{length}": _prompt(length) for length in (*_LENGTHS, 33, 90)}
 
     def outputs(**config: Any) -> tuple[dict[str, list[int]], Stepper]:
-        stepper = Stepper(decoder, **config)
+        stepper = Stepper(decoder, **settings, **config)
         for name, prompt in prompts.items():
             stepper.add(name, prompt, max_tokens=24, ignore_eos=True)
         return stepper.drain(), stepper
@@ -155,13 +175,21 @@ def test_greedy_is_the_same_however_it_is_scheduled(tiny: TinyModel, kernels: Ke
     assert outputs()[0] == expected
     assert outputs(max_num_batched_tokens=13)[0] == expected
     assert outputs(policy="static", max_num_seqs=4)[0] == expected
-    cramped, stepper = outputs(num_blocks=28, enable_prefix_caching=False)
+    cramped, stepper = outputs(num_blocks=cramped_blocks, enable_prefix_caching=False)
     assert stepper.num_preempted > 0
     assert cramped == expected
 
 
 def test_a_prefix_hit_changes_nothing(tiny: TinyModel, kernels: Kernels) -> None:
-    stepper = Stepper(_native(tiny.directory, kernels, "int8"))
+    _check_prefix_hit(_native(tiny.directory, kernels, "int8"))
+
+
+def test_a_prefix_hit_in_eight_bits_changes_nothing(tiny_of_32: TinyModel, kernels: Kernels) -> None:
+    _check_prefix_hit(_native(tiny_of_32.directory, kernels, "int8"), kv_dtype="q8_0", block_size=16)
+
+
+def _check_prefix_hit(decoder: NativeDecoder, **settings: Any) -> None:
+    stepper = Stepper(decoder, **settings)
     prompt = _prompt(100)
     stepper.add("cold", prompt, max_tokens=24, ignore_eos=True)
     stepper.drain()
@@ -169,6 +197,21 @@ def test_a_prefix_hit_changes_nothing(tiny: TinyModel, kernels: Kernels) -> None
     outputs = stepper.drain()
     assert stepper.cached == {"cold": 0, "warm": 96}
     assert outputs["warm"] == outputs["cold"]
+
+
+def test_a_cache_in_eight_bits_gives_nearly_the_same(tiny_of_32: TinyModel, kernels: Kernels) -> None:
+    decoder = _native(tiny_of_32.directory, kernels, "int8")
+    batch = replace(_cached_batch(_prompt(64)), block_size=16, slot_mapping=np.arange(16, 80))
+    batch = replace(batch, block_tables=np.arange(1, 5)[None, :])
+    hidden = []
+    for dtype in ("float32", "q8_0"):
+        cache = make_native_cache(decoder.spec, 5, 16, dtype)
+        hidden.append(torch.from_numpy(decoder.forward(batch, cache)))
+        blocks = cache.layer(1).reshape(5, -1)
+        assert not blocks[0].any()  # the null block
+        assert blocks[1:].any(axis=1).all()
+    assert cache.nbytes == 5 * 16 * decoder.spec.num_layers * 2 * decoder.spec.num_kv_heads * 34
+    assert 0 < _relative(hidden[1], hidden[0]) < 0.05
 
 
 def test_a_cache_in_bfloat16_gives_nearly_the_same(tiny: TinyModel, kernels: Kernels) -> None:
