@@ -102,7 +102,9 @@ def load_language_model(
         if config.quantize == "auto":
             quantize, why = check_rounding(config, quantize, why, packed.worst())
             packed = packed if _is_packed(quantize) else None
-    config, reasons = resolve_on_device(replace(config, quantize=quantize), device, spec.max_position_embeddings)
+    config, reasons = resolve_on_device(
+        replace(config, quantize=quantize), device, spec.max_position_embeddings, bfloat16_kernels=facts.bfloat16
+    )
     reasons["quantize"] = why
     assert config.threads is not None
     if library is not None and _is_native_bfloat16(config, facts):

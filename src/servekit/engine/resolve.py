@@ -6,8 +6,12 @@ from servekit.engine.device.base import Device
 from servekit.errors import ConfigError
 
 
-def resolve_on_device(config: EngineConfig, device: Device, context: int) -> tuple[EngineConfig, Reasons]:
+def resolve_on_device(
+    config: EngineConfig, device: Device, context: int, *, bfloat16_kernels: bool = False
+) -> tuple[EngineConfig, Reasons]:
     """Threads, dtypes, token budget and context limit; --quantize is resolved. `context` is the model's own.
+
+    `bfloat16_kernels`: those of engine/native know the model, and are quick at bfloat16.
 
     Raises ConfigError for a context beyond the model's.
     """
@@ -16,7 +20,8 @@ def resolve_on_device(config: EngineConfig, device: Device, context: int) -> tup
             f"--max-model-len {config.max_model_len} is more than the model's context of {context}",
             param="max_model_len",
         )
-    is_open = config.quantize == "none" and "auto" in (config.dtype, config.kv_dtype)
+    on_kernels = bfloat16_kernels and config.dtype == "auto" and config.attention in ("auto", "native")
+    is_open = config.quantize == "none" and "auto" in (config.dtype, config.kv_dtype) and not on_kernels
     linear_ratio = attention_ratio = 0.5
     # A GPU of the supported kinds computes bfloat16 at least as fast; only a CPU has to be asked.
     if is_open and device.kind == "cpu":
@@ -30,5 +35,6 @@ def resolve_on_device(config: EngineConfig, device: Device, context: int) -> tup
         batched_tokens=device.default_batched_tokens,
         linear_ratio=linear_ratio,
         attention_ratio=attention_ratio,
+        bfloat16_kernels=bfloat16_kernels,
     )
     return resolve_compute(config, facts, context)
