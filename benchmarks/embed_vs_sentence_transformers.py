@@ -80,7 +80,7 @@ def measure(dtype: str, num_texts: int, rounds: int, threads: int) -> dict[str, 
         connection = http.client.HTTPConnection(server.host, server.port, timeout=60)
         for num_tokens in (16, 128):
             text = [text_of(num_tokens, rng)]
-            ours, theirs = _turns(_SINGLES, partial(_embed_one, connection, text[0]), partial(peer.encode, text))
+            ours, theirs = _turns(_SINGLES, partial(embed_one, connection, text[0]), partial(peer.encode, text))
             result[f"single_{num_tokens}_servekit_http_ms"] = 1e3 * ours
             result[f"single_{num_tokens}_sentence_transformers_ms"] = 1e3 * theirs
             result[f"single_{num_tokens}_ratio"] = theirs / ours
@@ -97,7 +97,7 @@ def _embed(server: Server, texts: Sequence[str]) -> list[list[float]]:
     return [row["embedding"] for row in data]
 
 
-def _embed_one(connection: http.client.HTTPConnection, text: str) -> list[float]:
+def embed_one(connection: http.client.HTTPConnection, text: str) -> list[float]:
     """By the standard library's client: a larger one takes a millisecond of its own."""
     body = json.dumps({"input": text})
     connection.request("POST", "/v1/embeddings", body, {"content-type": "application/json"})

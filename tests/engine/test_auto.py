@@ -1,5 +1,8 @@
 """The choices that are left open: what is chosen from which facts, and the reason given."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from servekit.config import EngineConfig
@@ -44,6 +47,23 @@ def test_dtypes_follow_the_measurement(
     )
     assert (config.dtype, config.kv_dtype) == expected
     assert ("dtype" in reasons, "kv_dtype" in reasons) == (dtype == "auto", kv_dtype == "auto")
+
+
+@pytest.mark.parametrize(
+    ("choices", "expected"),
+    [
+        ({}, ("bfloat16", "bfloat16")),
+        ({"kv_dtype": "float32"}, ("bfloat16", "float32")),
+        ({"dtype": "float32"}, ("float32", "float32")),
+        ({"attention": "sdpa"}, ("float32", "float32")),
+    ],
+)
+def test_kernels_that_are_quick_at_bfloat16_need_no_measurement(
+    choices: dict[str, Any], expected: tuple[str, str]
+) -> None:
+    facts = replace(_facts(3.0, 3.0), bfloat16_kernels=True)
+    config, _ = resolve_compute(EngineConfig(quantize="none", **choices), facts, 8192)
+    assert (config.dtype, config.kv_dtype) == expected
 
 
 def test_open_limits_come_from_model_and_machine() -> None:

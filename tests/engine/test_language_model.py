@@ -326,9 +326,10 @@ print(loaded.config.attention, sorted({"torch", "transformers"} & set(sys.module
 
 
 @needs_kernels
-def test_a_server_on_the_kernels_never_imports_torch(tmp_path: Path) -> None:
-    """Neither to pack the weights of a GGUF file, nor to compute with them and choose."""
-    model = _gguf(tmp_path / "tiny.gguf", "Q4_0")
+@pytest.mark.parametrize("kind", ["gguf", "safetensors"])
+def test_a_server_on_the_kernels_never_imports_torch(tmp_path: Path, checkpoint: Path, kind: str) -> None:
+    """Neither to pack the weights, nor to compute with them and choose."""
+    model = _gguf(tmp_path / "tiny.gguf", "Q4_0") if kind == "gguf" else checkpoint
     command = [sys.executable, "-c", _WITHOUT_TORCH, str(model)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.returncode) == ("native []\n", 0), done.stderr

@@ -35,7 +35,7 @@ class QuantizeFacts:
 class ComputeFacts:
     """What was measured about the device; the ratios are bfloat16's time over float32's (see engine/probe.py).
 
-    They are not looked at for quantised weights.
+    They are not looked at for quantised weights, nor where kernels of our own are quick at bfloat16.
     """
 
     device: DeviceChoice
@@ -43,6 +43,7 @@ class ComputeFacts:
     batched_tokens: int
     linear_ratio: float
     attention_ratio: float
+    bfloat16_kernels: bool = False
     head_dim: int | None = None
     """Of keys and values that are kept; None where there are none."""
 
@@ -164,6 +165,9 @@ def resolve_compute(config: EngineConfig, facts: ComputeFacts, context: int) -> 
             kv_dtype, reasons["kv_dtype"] = "float32", "float32: the same as the compute dtype"
             if native:
                 kv_dtype, reasons["kv_dtype"] = _native_kv_dtype(config.block_size, facts.head_dim)
+    elif dtype == "auto" and facts.bfloat16_kernels and config.attention in ("auto", "native"):
+        dtype = "bfloat16"
+        reasons["dtype"] = "bfloat16: the CPU kernels multiply it in one instruction"
     if kv_dtype == "auto":
         faster = facts.attention_ratio < _CLEARLY_FASTER
         if dtype == "float32":

@@ -122,52 +122,59 @@ class BatchBuilder:
         )
 
     def build(self, output: ScheduleOutput) -> HostBatch:
-        """The batch of one step, in the scheduler's order."""
-        scheduled = output.scheduled
-        query_lens = np.array([s.num_new_tokens for s in scheduled], dtype=np.int64)
-        starts = np.array([s.start for s in scheduled], dtype=np.int64)
-        context_lens = starts + query_lens
-        ends = np.cumsum(query_lens)
-        num_tokens = int(ends[-1])
+        """The batch of one step, in the scheduler's order.
 
-        input_ids = np.empty(num_tokens, dtype=np.int64)
-        sources = np.full(num_tokens, -1, dtype=np.int64) if self._follows_device else None
-        num_blocks = -(-context_lens // self._block_size)
-        block_tables = np.zeros((len(scheduled), int(num_blocks.max())), dtype=np.int64)
-        for row, (s, end) in enumerate(zip(scheduled, ends.tolist(), strict=True)):
-            start, count, token_ids = s.start, s.num_new_tokens, s.seq.token_ids
-            if sources is not None and s.end > len(token_ids):
-                assert s.end == len(token_ids) + 1, f"{s.seq} is more than one token ahead"
-                sources[end - 1] = s.seq.slot
-                input_ids[end - 1] = 0
-                input_ids[end - count : end - 1] = token_ids[start:]
-            elif count == 1:
-                input_ids[end - 1] = token_ids[start]
-            else:
-                input_ids[end - count : end] = token_ids[start : start + count]
-            used = int(num_blocks[row])
-            block_tables[row, :used] = s.seq.block_table[:used]
-
-        rows, positions = np.arange(len(scheduled)), starts
-        if num_tokens > len(scheduled):
-            rows = np.repeat(rows, query_lens)
-            positions = np.arange(num_tokens) - np.repeat(ends - query_lens, query_lens) + starts[rows]
-        blocks = block_tables[rows, positions // self._block_size]
-        slots = blocks * self._block_size + positions % self._block_size
-        needs_sample = np.array([s.needs_sample for s in scheduled], dtype=bool)
+        Gathered in lists, and made arrays at the end: in a decoding step a dozen operations on tiny arrays would take
+        longer than all of its integers.
+        """
+        size = self._block_size
+        longest = max(-(-item.end // size) for item in output.scheduled)
+        input_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        tables: list[int] = []
+        logits_idx: list[int] = []
+        pending: list[tuple[int, int]] = []
+        for item in output.scheduled:
+            seq, start, end = item.seq, item.start, item.end
+            input_ids += seq.token_ids[start:end]
+            if end > len(seq.token_ids):
+                assert self._follows_device, f"{seq} has a token that the host does not know"
+                assert end == len(seq.token_ids) + 1, f"{seq} is more than one token ahead"
+                pending.append((len(input_ids), seq.slot))
+                input_ids.append(0)
+            positions += range(start, end)
+            used = -(-end // size)
+            for place in range(start // size, used):
+                base = (seq.block_table[place] - place) * size
+                slots += range(base + max(start, place * size), base + min(end, (place + 1) * size))
+            tables += seq.block_table[:used]
+            tables += [0] * (longest - used)
+            if item.needs_sample:
+                logits_idx.append(len(input_ids) - 1)
+        sources = np.full(len(input_ids), -1, dtype=np.int64) if self._follows_device else None
+        if sources is not None:
+            for token, slot in pending:
+                sources[token] = slot
         return HostBatch(
-            input_ids=input_ids,
-            positions=positions,
-            logits_idx=ends[needs_sample] - 1,
-            slot_mapping=slots,
-            block_tables=block_tables,
-            query_lens=query_lens,
-            context_lens=context_lens,
-            block_size=self._block_size,
+            input_ids=_ints(input_ids),
+            positions=_ints(positions),
+            logits_idx=_ints(logits_idx),
+            slot_mapping=_ints(slots),
+            block_tables=_ints(tables).reshape(-1, longest),
+            query_lens=_ints([item.num_new_tokens for item in output.scheduled]),
+            context_lens=_ints([item.end for item in output.scheduled]),
+            block_size=size,
             token_sources=sources,
         )
 
 
+def _ints(values: list[int]) -> IntArray:
+    return np.array(values, dtype=np.int64)
+
+
 def starts_of(lengths: IntArray) -> IntArray:
     """[S + 1]: where each of S pieces begins that lie one after the other."""
-    return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))
+    starts = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    return starts

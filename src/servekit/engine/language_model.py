@@ -109,7 +109,13 @@ def load_language_model(
             quantize, why = check_rounding(config, quantize, why, packed.worst())
             packed = packed if _is_packed(quantize) else None
     config = replace(config, quantize=quantize)
-    config, reasons = resolve_on_device(config, device, spec.max_position_embeddings, spec.head_dim)
+    config, reasons = resolve_on_device(
+        config,
+        device,
+        spec.max_position_embeddings,
+        head_dim=spec.head_dim,
+        bfloat16_kernels=facts.bfloat16,
+    )
     reasons["quantize"] = why
     assert config.threads is not None
     if library is not None and _is_native_bfloat16(config, facts):

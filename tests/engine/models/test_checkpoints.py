@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -103,6 +104,24 @@ def test_missing_unknown_and_misshapen_tensors_are_listed(tmp_path: Path) -> Non
         "1 tensors not known (model.layers.0.mystery); "
         "1 tensors of the wrong shape (model.norm.weight is [63], not [64])"
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_numbers_are_what_load_gives(tmp_path: Path, dtype: torch.dtype) -> None:
+    """In files of mixed dtypes, and for a tensor without elements or dimensions too."""
+    values = torch.randn(7, 9, generator=torch.Generator().manual_seed(3))
+    tensors = {
+        "a": values.to(dtype),
+        "b": values[0].clone(),
+        "c": values[1].to(dtype).clone(),
+        "d": torch.tensor(2.5).to(dtype),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    source = SafetensorsSource(tmp_path)
+    for name, tensor in tensors.items():
+        assert source.numbers(name).dtype == np.float32
+        np.testing.assert_array_equal(source.numbers(name), tensor.float().numpy())
+        assert torch.equal(source.load(name), tensor)
 
 
 def test_rotary_tables_of_old_exports_are_ignored(tmp_path: Path) -> None:

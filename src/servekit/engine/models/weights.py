@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from servekit.engine.models.parameters import Shape
@@ -26,6 +27,8 @@ _SINGLE = "model.safetensors"
 
 class _Slice(Protocol):
     def get_shape(self) -> list[int]: ...
+
+    def get_dtype(self) -> str: ...
 
 
 class _SafeFile(Protocol):
@@ -90,6 +93,7 @@ class SafetensorsSource:
         self._directory = directory
         self._files: dict[str, _SafeFile] = {}
         self._in_torch: dict[str, _SafeFile] = {}
+        self._headers: dict[str, dict[str, Any]] = {}
         self._where: dict[str, str] = {}
         index = _read_index(directory)
         names = sorted(set(index.values())) if index is not None else [_SINGLE]
@@ -124,9 +128,28 @@ class SafetensorsSource:
         return tensor
 
     def numbers(self, name: str) -> FloatArray:
-        """One tensor as float32. By way of torch, since numpy has no bfloat16."""
+        """One tensor as float32, without torch for the usual dtypes."""
+        file = self._where[name]
+        dtype = self._files[file].get_slice(name).get_dtype()
+        if dtype == "BF16":
+            return self._widened(file, name)
+        if dtype in ("F16", "F32"):
+            return np.asarray(self._files[file].get_tensor(name), dtype=np.float32)
         numbers: FloatArray = self.load(name).float().contiguous().numpy()
         return numbers
+
+    def _widened(self, file: str, name: str) -> FloatArray:
+        """A bfloat16 tensor, read from the file itself, since numpy does not know the dtype. `safe_open` has checked
+        the header: eight bytes of its length, then JSON that says where each tensor lies behind it."""
+        with (self._directory / file).open("rb") as raw:
+            header = int.from_bytes(raw.read(8), "little")
+            if file not in self._headers:
+                self._headers[file] = json.loads(raw.read(header))
+            entry = self._headers[file][name]
+            begin, end = entry["data_offsets"]
+            raw.seek(8 + header + begin)
+            halves = np.frombuffer(raw.read(end - begin), dtype="<u2")
+        return (halves.astype(np.uint32) << 16).view(np.float32).reshape(entry["shape"])
 
     def stored(self, name: str) -> str:
         """Floats, all of them."""
