@@ -31,7 +31,7 @@ def test_a_file_that_is_no_library_is_said_so(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 @pytest.mark.parametrize(("version", "why"), [(None, "it has no sk_abi"), (999, "its interface is 999, not ")])
 def test_a_library_of_another_version_is_said_so(tmp_path: Path, version: int | None, why: str) -> None:
-    functions = "isa open close packed_bytes pack unpack linear attend forward encode choose"
+    functions = "isa open close packed_bytes pack unpack linear write_kv attend forward encode choose"
     names = [f"sk_{name}" for name in functions.split()]
     text = "".join(f"int {name}(void) {{ return 0; }}\n" for name in names)
     if version is not None:
