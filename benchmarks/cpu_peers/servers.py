@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.cpu_peers.process import Process, WorkerFailed
 from benchmarks.cpu_peers.server_table import ServerOutcome, add, render_servers, to_json
-from benchmarks.cpu_peers.systems import LLAMA_FORMATS, PeersFolder, System
+from benchmarks.cpu_peers.systems import PeersFolder, System, our_model
 from servekit.bench.result import Run, decode_run_file
 from servekit.engine.spec.json_files import read_json
 from servekit.kvcalc.memory import kv_block_bytes
@@ -189,13 +189,14 @@ def _servers(folder: PeersFolder, systems: Sequence[System], slots: int, argumen
     """One for each of our formats and of llama.cpp's among `systems` that can run."""
     found = []
     names = {system.name for system in systems if not system.missing}
+    llama = folder.llama_models(arguments.model)
     for name in arguments.servekit.split(","):
         if f"servekit {name}" in names:
-            command = _servekit_command(arguments.model, slots, arguments.threads, name)
+            model, quantize = our_model(arguments.model, name, llama)
+            command = _servekit_command(model, slots, arguments.threads, quantize)
             found.append(Server("servekit", f"servekit {name}", command))
-    for name in LLAMA_FORMATS:
+    for name, file in llama.items():
         if f"llama.cpp {name}" in names and folder.llama_server.is_file():
-            file = folder.llama_model(name, arguments.model)
             found.append(Server("llama-server", f"llama-server {name}", _llama_command(folder, file, slots, arguments)))
     return found
 
