@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 from benchmarks.cpu_peers.prepare import group_size, with_former_rope_names
 from benchmarks.cpu_peers.server_table import ServerOutcome, add, render_servers
+from benchmarks.cpu_peers.servers import load_options
 from benchmarks.cpu_peers.steps import Line, Point, decode_point, prefill_point, random_prompts
 from benchmarks.cpu_peers.systems import LLAMA_FORMATS, PeersFolder, System, all_systems, select
 from benchmarks.cpu_peers.table import Outcome, Spread, ratios, render, to_json
@@ -257,6 +258,13 @@ def test_safetensors_are_for_everyone_but_llama(tmp_path: Path) -> None:
 
     assert missing["llama.cpp"] == "it reads GGUF files only"
     assert "openvino int8" in missing
+
+
+def test_a_model_without_a_template_is_loaded_with_completions(tmp_path: Path, gguf: str) -> None:
+    chatty = write_gguf(tmp_path / "chatty.gguf", chat_template="{{ messages[0].content }}")
+
+    assert load_options(gguf)[-2:] == ("--endpoint", "completions")
+    assert load_options(str(chatty))[-2:] == ("--endpoint", "chat")
 
 
 def test_groups_divide_the_rows_of_every_matrix(tmp_path: Path) -> None:
