@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 import transformers
 
-from benchmarks.peers import transformers_llama
+from benchmarks.peers import transformers_model
 from servekit.config import EngineConfig
 from servekit.engine.core.request import Request, SamplingParams
 from servekit.engine.engine import Engine
@@ -57,7 +57,7 @@ async def measure(dtype: Literal["float32", "bfloat16"], rounds: int) -> dict[st
         max_num_batched_tokens=2048,
     )
     loaded = load_engine(open_model(find_model("demo")), config)
-    peer = transformers_llama(open_model(find_model("demo")), getattr(torch, dtype))
+    peer = transformers_model(open_model(find_model("demo")), getattr(torch, dtype))
     engine = loaded.engine
     engine.start()
     # Two lengths a topic: ragged, as real requests are.

@@ -1,6 +1,6 @@
 """How near servekit comes to what this machine can do: bytes read a second, and int8 multiply-adds a second.
 
-    python -m benchmarks.cpu_ceiling [--threads N] [--quantize int4] [--rounds 5] [--json]
+    python -m benchmarks.cpu_ceiling [--model demo] [--threads N] [--quantize int4] [--rounds 5] [--json]
 
 The ceilings come from cpu_ceiling.c, which is compiled with the system's `cc`. Decoding one sequence is held against
 the first, since it reads every weight once a token; a prompt and a batch of 32 against the second. Only matrix products
@@ -27,12 +27,13 @@ _BATCH = 32
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo", help="a model as `servekit serve` takes it")
     parser.add_argument("--threads", type=int, default=CpuDevice().default_threads())
     parser.add_argument("--quantize", default="int4")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    result = measure(arguments.threads, arguments.quantize, arguments.rounds)
+    result = measure(arguments.model, arguments.threads, arguments.quantize, arguments.rounds)
     if arguments.json:
         print(json.dumps(result))
         return
@@ -40,13 +41,13 @@ def main() -> None:
         print(f"{name:36} {value:.3g}" if isinstance(value, float) else f"{name:36} {value}")
 
 
-def measure(threads: int, quantize: str, rounds: int) -> dict[str, Any]:
+def measure(model: str, threads: int, quantize: str, rounds: int) -> dict[str, Any]:
     """Medians of the ceilings and of servekit, taken in turn, and their shares."""
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "ceiling"
         source = Path(__file__).with_suffix(".c")
         subprocess.run(["cc", "-O3", "-std=gnu11", "-pthread", str(source), "-o", str(program)], check=True)
-        engine = Servekit("demo", threads, quantize)
+        engine = Servekit(model, threads, quantize)
         taken = []
         for round_ in range(rounds + 1):
             row = (*_ceilings(program, threads), *_rates(engine))

@@ -1,6 +1,6 @@
 """servekit against llama.cpp, OpenVINO GenAI, onnxruntime-genai and transformers on this CPU, in one run.
 
-    python -m benchmarks.cpu_vs_peers --peers-dir DIR [--rounds 5] [--threads 2] [--quick] [--json FILE]
+    python -m benchmarks.cpu_vs_peers --peers-dir DIR [--model demo] [--rounds 5] [--threads 2] [--quick] [--json FILE]
     python -m benchmarks.cpu_vs_peers --peers-dir DIR --servers
     python -m benchmarks.cpu_vs_peers --peers-dir DIR --competing
 
@@ -45,7 +45,7 @@ def main() -> None:
     arguments = parse_arguments()
     # So that `timeout` and the like end the systems too, by leaving their contexts.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
-    folder = PeersFolder(arguments.peers_dir.absolute())
+    folder = PeersFolder.from_arguments(arguments)
     systems = all_systems(folder, arguments.model, arguments.servekit.split(","), arguments.threads)
     systems = select(systems, arguments.systems)
     head: dict[str, Any] = {"machine": describe_machine(), "threads": arguments.threads, "rounds": arguments.rounds}
@@ -66,9 +66,12 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     """The command line, with --quick turned into numbers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers-dir", type=Path, required=True, help="where the peers are installed")
-    parser.add_argument("--model", default="demo", help="a pulled GGUF model")
-    parser.add_argument("--servekit", default="none,int8,int4", help="values of --quantize to measure")
+    PeersFolder.add_arguments(parser)
+    parser.add_argument(
+        "--servekit",
+        default="none,int8,int4",
+        help="values of --quantize to measure; int4:Q4_0 with llama.cpp's file of that format",
+    )
     parser.add_argument("--systems", default="", help="only those whose names start so, such as 'servekit,llama.cpp'")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=None, help="values for each median [5, with --quick 1]")

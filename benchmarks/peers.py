@@ -5,24 +5,22 @@ from typing import Any
 import torch
 import transformers
 
-from servekit.engine.load import OpenModel
-from servekit.engine.models.gguf import GgufSource
+from servekit.engine.load import OpenModel, open_model
 
 
-def transformers_llama(model: OpenModel, dtype: torch.dtype = torch.float32) -> Any:
-    """transformers' Llama with the weights of a GGUF model, dequantised by the same reader.
+def transformers_model(model: OpenModel, dtype: torch.dtype = torch.float32) -> Any:
+    """transformers' own class for a model, with the weights that our reader finds; those of a GGUF file dequantised.
 
     Its own GGUF loader would take a minute, nearly all of it for a tokenizer that is not needed here.
     """
-    assert model.files.weights is not None, "only GGUF models are wrapped"
     config: Any = transformers.AutoConfig.for_model(**model.config)
-    with torch.device("meta"):
-        llama: Any = transformers.LlamaForCausalLM(config)
-    source = GgufSource(model.files.weights)
-    llama.load_state_dict({name: source.load(name).to(dtype) for name in source.shapes()}, strict=False, assign=True)
+    wanted: Any = getattr(transformers, config.architectures[0])
+    source = open_model(model.files).source  # of its own: whoever loads `model` as well closes that one's
+    state = {name: source.load(name).to(dtype) for name in source.shapes()}
     source.close()
-    llama.tie_weights()
-    llama.model.rotary_emb = type(llama.model.rotary_emb)(config)
-    unfilled = [name for name, parameter in llama.named_parameters() if parameter.is_meta]
-    assert not unfilled, f"transformers wants tensors that the file does not have: {unfilled}"
-    return llama.eval()
+    loaded, problems = wanted.from_pretrained(
+        None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
+    )
+    wrong = {kind: names for kind, names in problems.items() if names}
+    assert not wrong, f"transformers and the files do not agree: {wrong}"
+    return loaded

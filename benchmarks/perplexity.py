@@ -85,8 +85,11 @@ def measure(
 ) -> Iterator[Quality]:
     """Each variant in turn, float32 first; the others with keys and values in `kv_dtype`."""
     files = ensure_model(model)
-    token_ids = Tokenizer.from_directory(files.directory).encode(text.read_text(encoding="utf-8"))[:limit]
-    pieces = [token_ids[first : first + context] for first in range(0, len(token_ids) - 1, context)]
+    tokenizer = Tokenizer.from_directory(files.directory)
+    start = tokenizer.encode("")  # a BOS where the model expects one: some read nothing sensible without
+    token_ids = tokenizer.encode(text.read_text(encoding="utf-8"))[len(start) :][:limit]
+    size = context - len(start)
+    pieces = [start + token_ids[first : first + size] for first in range(0, len(token_ids) - 1, size)]
     reference, best = math.nan, []
     for name, choices in VARIANTS.items():
         opened = open_model(files)

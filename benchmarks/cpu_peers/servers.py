@@ -2,7 +2,8 @@
 
 Each side first shows its fastest weight format in one closed loop. Then, in turns: closed loops with as many clients
 as slots for the capacity, and open loops at 80 % of llama-server's capacity for the latencies. Prompts are of 100
-words, answers of 32 to 128 tokens, all streamed, none from a prefix cache. A server stands still while the other works.
+words, as chats where the model has a template for them, answers of 32 to 128 tokens, all streamed, none from a prefix
+cache. A server stands still while the other works.
 """
 
 import argparse
@@ -20,9 +21,10 @@ from typing import Any
 
 from benchmarks.cpu_peers.process import Process, WorkerFailed
 from benchmarks.cpu_peers.server_table import ServerOutcome, add, render_servers, to_json
-from benchmarks.cpu_peers.systems import LLAMA_FORMATS, PeersFolder, System
+from benchmarks.cpu_peers.systems import PeersFolder, System, our_model
 from servekit.bench.result import Run, decode_run_file
 from servekit.engine.spec.json_files import read_json
+from servekit.engine.text.tokenizer import Tokenizer
 from servekit.kvcalc.memory import kv_block_bytes
 from servekit.kvcalc.model_shape import read_model_shape
 from servekit.store.resolve import find_model
@@ -80,7 +82,7 @@ class RunningServer(Process):
 
     def load(self, *options: str) -> Run:
         """One load of `servekit bench serve`. A run that failed its audit says so itself and is returned too."""
-        command = [sys.executable, "-m", "servekit.cli.main", "bench", "serve", "--url", self.url, *LOAD, *options]
+        command = [sys.executable, "-m", "servekit.cli.main", "bench", "serve", "--url", self.url, *options]
         with self.running():
             done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
         if done.returncode not in (0, 3):
@@ -100,6 +102,12 @@ class RunningServer(Process):
         raise WorkerFailed(f"{self.server.name} did not start; see {self.log}")
 
 
+def load_options(model: str) -> tuple[str, ...]:
+    """Options of `servekit bench serve` for every load: chats, or plain completions of a model without a template."""
+    chats = Tokenizer.from_directory(find_model(model).directory).has_chat_template
+    return (*LOAD, "--endpoint", "chat" if chats else "completions")
+
+
 def measure_servers(
     folder: PeersFolder, systems: Sequence[System], arguments: argparse.Namespace
 ) -> tuple[dict[str, Any], str]:
@@ -107,7 +115,7 @@ def measure_servers(
     missing = {system.name: system.missing for system in systems if system.role == "ours" and system.missing}
     if not folder.llama_server.is_file():
         missing["llama-server"] = f"not installed: no {folder.llama_server}"
-    result: dict[str, Any] = {"missing": missing, "load": LOAD, "slots": {}}
+    result: dict[str, Any] = {"missing": missing, "load": load_options(arguments.model), "slots": {}}
     tables = []
     for slots in SLOTS:
         outcomes = _Rounds(folder, systems, slots, arguments).measure()
@@ -127,6 +135,7 @@ class _Rounds:
         self._slots = slots
         self._rounds: int = arguments.rounds
         self._sizes = QUICK if arguments.quick else FULL
+        self._load = load_options(arguments.model)
         self._servers = _servers(folder, systems, slots, arguments)
 
     def measure(self) -> list[ServerOutcome]:
@@ -155,7 +164,7 @@ class _Rounds:
         try:
             with RunningServer(server, self._log(server.name)) as running:
                 number = self._sizes.of(self._sizes.choosing, self._slots)
-                run = running.load("--concurrency", str(self._slots), "--requests", str(number))
+                run = running.load(*self._load, "--concurrency", str(self._slots), "--requests", str(number))
                 outcome.trial, outcome.peak_bytes = add({}, "closed", run)["requests_per_s"][0], running.peak_bytes()
         except WorkerFailed as error:
             outcome.status = str(error)
@@ -168,14 +177,16 @@ class _Rounds:
 
     def _closed(self, server: RunningServer, outcome: ServerOutcome, round_: int) -> None:
         number = self._sizes.of(self._sizes.closed, self._slots)
-        run = server.load("--concurrency", str(self._slots), "--requests", str(number), "--seed", str(round_))
+        run = server.load(
+            *self._load, "--concurrency", str(self._slots), "--requests", str(number), "--seed", str(round_)
+        )
         add(outcome.values, "closed", run)
         outcome.invalid += not run.valid
         _say(f"{self._slots} slots, round {round_ + 1}, {outcome.name}: {outcome.capacity:.2f} requests/s")
 
     def _opened(self, server: RunningServer, outcome: ServerOutcome, round_: int, rate: float) -> None:
         number = self._sizes.of(self._sizes.opened, self._slots)
-        run = server.load("--rate", f"{rate:.4f}", "--requests", str(number), "--seed", str(round_))
+        run = server.load(*self._load, "--rate", f"{rate:.4f}", "--requests", str(number), "--seed", str(round_))
         add(outcome.values, "open", run)
         outcome.invalid += not run.valid
         _say(f"{self._slots} slots, round {round_ + 1}, {outcome.name}: open loop at {rate:.2f} requests/s")
@@ -189,13 +200,14 @@ def _servers(folder: PeersFolder, systems: Sequence[System], slots: int, argumen
     """One for each of our formats and of llama.cpp's among `systems` that can run."""
     found = []
     names = {system.name for system in systems if not system.missing}
+    llama = folder.llama_models(arguments.model)
     for name in arguments.servekit.split(","):
         if f"servekit {name}" in names:
-            command = _servekit_command(arguments.model, slots, arguments.threads, name)
+            model, quantize = our_model(arguments.model, name, llama)
+            command = _servekit_command(model, slots, arguments.threads, quantize)
             found.append(Server("servekit", f"servekit {name}", command))
-    for name in LLAMA_FORMATS:
+    for name, file in llama.items():
         if f"llama.cpp {name}" in names and folder.llama_server.is_file():
-            file = folder.llama_model(name, arguments.model)
             found.append(Server("llama-server", f"llama-server {name}", _llama_command(folder, file, slots, arguments)))
     return found
 

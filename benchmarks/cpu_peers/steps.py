@@ -16,7 +16,7 @@ from benchmarks.cpu_peers.worker import Run, Tokens
 from servekit.store.resolve import find_model
 
 _SEED = 0
-_QUESTION = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+_QUESTION = "The capital of France is"  # to be continued, which every model can do, with a chat template or without
 _ANSWER_TOKENS = 8
 _WARM_UP_TOKENS = 4
 # Ids below are special in many vocabularies.
@@ -132,7 +132,7 @@ class Line:
         return run
 
     def _ask(self, worker: Worker) -> str:
-        prompt: list[int] = self._tokenizer.encode(_QUESTION, add_special_tokens=False).ids
+        prompt: list[int] = self._tokenizer.encode(_QUESTION).ids
         text: str = self._tokenizer.decode(worker.run([prompt], _ANSWER_TOKENS).tokens[0])
         return text
 

@@ -1,20 +1,24 @@
 """Which systems there are, how each is started, and what is missing when one cannot be.
 
-The folder of the peers has an environment and the models of each: docs/peers.md says how it is filled.
+The folder of the peers has an environment of each, and a folder of models: docs/peers.md says how they are filled.
 """
 
+import argparse
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
+
+from gguf.constants import LlamaFileType
 
 from servekit.config import QuantizeChoice
+from servekit.store.gguf_metadata import GgufFile
 from servekit.store.resolve import find_model
 
-LLAMA_FORMATS = ("Q4_0", "Q4_0-pure", "Q4_1", "Q8_0", "F16")
-"""`Q4_0-pure` has the output head in four bits too; Q4_1 is the model's own file."""
+LLAMA_FORMATS = ("Q4_0", "Q4_0-pure", "Q8_0", "F16")
+"""What GGUF files are made in, beside the model's own. `Q4_0-pure` has the output head in four bits too."""
 
 WEIGHT_FORMATS = ("int4", "int8")
 """What OpenVINO's and onnxruntime's models are made in."""
@@ -36,18 +40,30 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class PeersFolder:
-    """Where the peers are: an environment each, `models` for all, and llama.cpp's build."""
+    """Where the peers are: in `root` an environment each and llama.cpp's build, in `models` what they load.
+
+    `benchmarks.cpu_peers.prepare` fills `models` from one model.
+    """
 
     root: Path
+    models: Path
+
+    @classmethod
+    def from_arguments(cls, arguments: argparse.Namespace) -> Self:
+        """From the options that `add_arguments` declares."""
+        root = arguments.peers_dir.absolute()
+        return cls(root, root / "models" if arguments.models_dir is None else arguments.models_dir.absolute())
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """The options that say where the peers are, and which model everyone gets."""
+        parser.add_argument("--peers-dir", type=Path, required=True, help="where the peers are installed")
+        parser.add_argument("--model", default="demo", help="a pulled name, a GGUF file or a folder with safetensors")
+        parser.add_argument("--models-dir", type=Path, help="where the peers' forms of it are [models in --peers-dir]")
 
     def python(self, environment: str) -> Path:
         """The interpreter of an environment."""
         return self.root / environment / "bin" / "python"
-
-    @property
-    def models(self) -> Path:
-        """What `benchmarks.cpu_peers.prepare` writes."""
-        return self.root / "models"
 
     @property
     def llama_build(self) -> Path:
@@ -65,19 +81,26 @@ class PeersFolder:
             return {"LLAMA_CPP_LIB_PATH": str(self.llama_build)}
         return {}
 
-    def llama_model(self, name: str, model: str) -> Path:
-        """The GGUF file in a format of LLAMA_FORMATS; the model's own where that is the format."""
+    def llama_models(self, model: str) -> dict[str, Path]:
+        """The GGUF file of each format that llama.cpp is measured in, the model's own first; none for safetensors."""
         weights = find_model(model).weights
-        if weights is not None and f".{name}." in weights.name:
-            return weights
-        return self.models / f"llama-{name}.gguf"
+        if weights is None:
+            return {}
+        made = {name: self.models / f"llama-{name}.gguf" for name in LLAMA_FORMATS}
+        own = _own_format(weights)
+        return {own: weights} | {name: file for name, file in made.items() if name != own}
 
 
-def all_systems(folder: PeersFolder, model: str, quantize: Sequence[str], threads: int) -> list[System]:
-    """Everything that could be measured, servekit in each of the `quantize` formats first."""
-    found = [_servekit(model, name, threads) for name in quantize]
-    for name in LLAMA_FORMATS:
-        file = folder.llama_model(name, model)
+def all_systems(folder: PeersFolder, model: str, ours: Sequence[str], threads: int) -> list[System]:
+    """Everything that could be measured, servekit first.
+
+    Each of `ours` is a value of --quantize; after a colon may stand one of llama.cpp's formats, whose file it then is.
+    """
+    llama = folder.llama_models(model)
+    found = [_servekit(model, name, llama, threads) for name in ours]
+    if not llama:
+        found.append(System("llama.cpp", (), "it reads GGUF files only"))
+    for name, file in llama.items():
         found.append(_peer(folder, "llama", f"llama.cpp {name}", file, threads, folder.llama_environment()))
     for package in ("openvino", "onnxruntime"):
         found += [
@@ -93,11 +116,24 @@ def select(systems: Sequence[System], names: str) -> list[System]:
     return [system for system in systems if not wanted or system.name.startswith(wanted)]
 
 
-def _servekit(model: str, quantize: str, threads: int) -> System:
-    offered = get_args(QuantizeChoice)
-    missing = None if quantize in offered else f"this version offers --quantize {', '.join(offered)}"
-    command = (*_module(Path(sys.executable), "servekit"), model, str(threads), quantize)
-    return System(f"servekit {quantize}", command, missing, role="ours")
+def our_model(model: str, ours: str, llama: Mapping[str, Path]) -> tuple[str, str]:
+    """The model and the value of --quantize of `int4`, or of `int4:Q4_0` with llama.cpp's file of that format.
+
+    A format that has no file is taken as one that is not there.
+    """
+    quantize, _, name = ours.partition(":")
+    return str(llama.get(name, Path(f"{name}.gguf"))) if name else model, quantize
+
+
+def _servekit(model: str, ours: str, llama: Mapping[str, Path], threads: int) -> System:
+    path, quantize = our_model(model, ours, llama)
+    missing = None
+    if quantize not in (offered := get_args(QuantizeChoice)):
+        missing = f"this version offers --quantize {', '.join(offered)}"
+    elif path != model and not Path(path).exists():
+        missing = f"not prepared: no {path}"
+    command = (*_module(Path(sys.executable), "servekit"), path, str(threads), quantize)
+    return System(f"servekit {ours}", command, missing, role="ours")
 
 
 def _transformers(model: str, threads: int) -> System:
@@ -125,3 +161,13 @@ def _peer(
 
 def _module(python: Path, package: str) -> tuple[str, ...]:
     return str(python), "-m", f"benchmarks.cpu_peers.{package}_worker"
+
+
+def _own_format(weights: Path) -> str:
+    """What a GGUF file calls its own format, such as Q4_K_M."""
+    with GgufFile(weights) as file:
+        number = file.scalar("general.file_type")
+    try:
+        return LlamaFileType(number).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+    except ValueError:
+        return weights.stem

@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.cpu_peers.systems import Role
 
 _NAME, _FIRST, _CELL, _LAST = 18, 8, 8, 6
+_ROOM = 6  # what the first number needs beside a long name
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,5 +122,10 @@ def _rate(value: float) -> str:
 
 
 def _row(name: str, cells: Sequence[str], last: str) -> str:
+    """A line; a name that leaves no room for the first number stands above it."""
+    if len(name) > _NAME + _FIRST - _ROOM:
+        return f"{name}\n{_row('', cells, last)}"
     first, *others = cells
-    return f"{name:{_NAME}}{first:>{_FIRST}}{''.join(f'{c:>{_CELL}}' for c in others)}{last:>{_LAST}}".rstrip()
+    return (
+        f"{name}{first:>{_NAME + _FIRST - len(name)}}{''.join(f'{c:>{_CELL}}' for c in others)}{last:>{_LAST}}".rstrip()
+    )

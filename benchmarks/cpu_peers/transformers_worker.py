@@ -1,4 +1,4 @@
-"""transformers' generate under test, in float32, with the weights of the GGUF model.
+"""transformers' generate under test, in float32, with the weights of the model under test.
 
 python -m benchmarks.cpu_peers.transformers_worker MODEL THREADS
 """
@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from benchmarks.cpu_peers.worker import Run, Stopwatch, Tokens, serve
-from benchmarks.peers import transformers_llama
+from benchmarks.peers import transformers_model
 from servekit.engine.load import open_model
 from servekit.store.resolve import find_model
 
@@ -32,7 +32,7 @@ class Transformers:
     def __init__(self, model: str, threads: int) -> None:
         self.version = f"transformers {transformers.__version__}"
         torch.set_num_threads(threads)
-        self._model = transformers_llama(open_model(find_model(model)))
+        self._model = transformers_model(open_model(find_model(model)))
 
     @torch.inference_mode()
     def run(self, prompts: Tokens, num_tokens: int) -> Run:

@@ -1,19 +1,24 @@
 """The benchmark against CPU peers: its rates, its tables, and which systems it names as missing."""
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
 import pytest
+from benchmarks.cpu_peers.prepare import group_size, with_former_rope_names
 from benchmarks.cpu_peers.server_table import ServerOutcome, add, render_servers
+from benchmarks.cpu_peers.servers import load_options
 from benchmarks.cpu_peers.steps import Line, Point, decode_point, prefill_point, random_prompts
 from benchmarks.cpu_peers.systems import LLAMA_FORMATS, PeersFolder, System, all_systems, select
 from benchmarks.cpu_peers.table import Outcome, Spread, ratios, render, to_json
 from benchmarks.cpu_peers.worker import Run
 from benchmarks.cpu_vs_peers import competing
+from gguf.constants import LlamaFileType
 
 from servekit.bench import result
+from tests.store.gguf_files import write_gguf
 
 POINTS = ("prefill 512", "decode 1", "decode 16")
 
@@ -91,6 +96,14 @@ def test_the_table_has_medians_and_ratios() -> None:
     assert lines["best peer"] == ["500", "80.0", "200"]
     assert lines["best servekit"] == ["1000", "100", "640"]
     assert lines["ratio"] == ["2.00", "1.25", "3.20"]
+
+
+def test_a_long_name_pushes_no_number_out_of_its_column() -> None:
+    names = ("servekit int4", "llama.cpp Q4_0-pure", "servekit int4:Q4_0-pure")
+    text = render([Outcome(name, "ours", rates={"prefill 512": [1234.0]}) for name in names], ["prefill 512"])
+    lines = text.splitlines()
+
+    assert [len(line) for line in lines if line.endswith("1234")] == [26, 26, 26]
 
 
 def test_json_keeps_the_values_behind_a_median() -> None:
@@ -176,9 +189,23 @@ def test_the_servers_table_says_how_many_times_better() -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
-@pytest.mark.demo
-def test_peers_that_are_not_there_are_named(tmp_path: Path) -> None:
-    systems = all_systems(PeersFolder(tmp_path), "demo", ["none", "int3"], 2)
+def peers_folder(root: Path, *options: str) -> PeersFolder:
+    """The peers in `root`, as the command line says it."""
+    parser = argparse.ArgumentParser()
+    PeersFolder.add_arguments(parser)
+    return PeersFolder.from_arguments(parser.parse_args(["--peers-dir", str(root), *options]))
+
+
+@pytest.fixture
+def gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A GGUF file that calls its own format Q8_0."""
+    monkeypatch.setenv("SERVEKIT_HOME", str(tmp_path / "home"))
+    own = {"general.file_type": int(LlamaFileType.MOSTLY_Q8_0)}
+    return str(write_gguf(tmp_path / "own.gguf", extra=own))
+
+
+def test_peers_that_are_not_there_are_named(tmp_path: Path, gguf: str) -> None:
+    systems = all_systems(peers_folder(tmp_path), gguf, ["none", "int3"], 2)
     missing = {system.name: system.missing for system in systems}
 
     assert missing["servekit none"] is None
@@ -189,17 +216,82 @@ def test_peers_that_are_not_there_are_named(tmp_path: Path) -> None:
     assert missing["transformers fp32"] is None
 
 
-@pytest.mark.demo
-def test_a_peer_without_its_model_is_not_prepared(tmp_path: Path) -> None:
-    folder = PeersFolder(tmp_path)
+def test_a_peer_without_its_model_is_not_prepared(tmp_path: Path, gguf: str) -> None:
+    folder = peers_folder(tmp_path, "--models-dir", str(tmp_path / "tiny"))
     python = folder.python("llama")
     python.parent.mkdir(parents=True)
     python.touch()
-    missing = {system.name: system.missing for system in all_systems(folder, "demo", [], 2)}
+    missing = {system.name: system.missing for system in all_systems(folder, gguf, [], 2)}
 
-    assert missing["llama.cpp F16"] == f"not prepared: no {tmp_path}/models/llama-F16.gguf"
-    assert missing["llama.cpp Q4_1"] is None, "the model's own file"
+    assert missing["llama.cpp F16"] == f"not prepared: no {tmp_path}/tiny/llama-F16.gguf"
+    assert missing["llama.cpp Q8_0"] is None, "the model's own file"
     assert {f"llama.cpp {name}" for name in LLAMA_FORMATS} <= set(missing)
+
+
+def test_a_file_of_another_format_is_measured_beside_those_that_are_made(tmp_path: Path, gguf: str) -> None:
+    own = write_gguf(tmp_path / "mixed.gguf", extra={"general.file_type": int(LlamaFileType.MOSTLY_Q4_K_M)})
+    files = peers_folder(tmp_path).llama_models(str(own))
+
+    assert list(files) == ["Q4_K_M", *LLAMA_FORMATS]
+    assert files["Q4_K_M"] == own
+    assert files["Q8_0"] == tmp_path / "models" / "llama-Q8_0.gguf"
+
+
+def test_ours_can_be_measured_with_the_file_of_a_peer(tmp_path: Path, gguf: str) -> None:
+    folder = peers_folder(tmp_path)
+    made = folder.models / "llama-Q4_0.gguf"
+
+    def ours() -> System:
+        return all_systems(folder, gguf, ["int4:Q4_0"], 2)[0]
+
+    assert (ours().name, ours().missing) == ("servekit int4:Q4_0", f"not prepared: no {made}")
+    made.parent.mkdir()
+    made.touch()
+    assert ours().missing is None
+    assert ours().command[-3:] == (str(made), "2", "int4")
+
+
+def test_safetensors_are_for_everyone_but_llama(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "model.safetensors").touch()
+    missing = {system.name: system.missing for system in all_systems(peers_folder(tmp_path), str(tmp_path), [], 2)}
+
+    assert missing["llama.cpp"] == "it reads GGUF files only"
+    assert "openvino int8" in missing
+
+
+def test_a_model_without_a_template_is_loaded_with_completions(tmp_path: Path, gguf: str) -> None:
+    chatty = write_gguf(tmp_path / "chatty.gguf", chat_template="{{ messages[0].content }}")
+
+    assert load_options(gguf)[-2:] == ("--endpoint", "completions")
+    assert load_options(str(chatty))[-2:] == ("--endpoint", "chat")
+
+
+def test_groups_divide_the_rows_of_every_matrix(tmp_path: Path) -> None:
+    def size(**sizes: int) -> int:
+        (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 4, **sizes}), encoding="utf-8")
+        return group_size(tmp_path)
+
+    assert size(hidden_size=576, intermediate_size=1536) == 64
+    assert size(hidden_size=640, intermediate_size=2048) == 128
+    assert size(hidden_size=640, intermediate_size=2048, head_dim=24) == 32
+
+
+def test_rope_settings_get_the_names_that_every_version_reads() -> None:
+    one = with_former_rope_names(
+        {"head_dim": 16, "rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}}
+    )
+    two = with_former_rope_names(
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            }
+        }
+    )
+
+    assert one == {"head_dim": 16, "rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    assert two == {"rope_theta": 1e6, "rope_scaling": None, "rope_local_base_freq": 1e4}
 
 
 def test_systems_are_chosen_by_how_their_names_start() -> None:

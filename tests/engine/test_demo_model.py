@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.peers import transformers_llama
+from benchmarks.peers import transformers_model
 
 from servekit.config import EngineConfig
 from servekit.engine.core.request import Request, SamplingParams
@@ -56,7 +56,7 @@ def loaded(model: OpenModel) -> LoadedEngine:
 
 @pytest.fixture(scope="module")
 def oracle(model: OpenModel) -> Any:
-    return transformers_llama(model)
+    return transformers_model(model)
 
 
 def _greedy(oracle: Any, prompt: tuple[int, ...]) -> list[int]:

@@ -117,6 +117,23 @@ def test_gemma_spells_runs_of_spaces(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode(" hi  \n\nhi").ids) == " hi  \n\nhi"
 
 
+def test_gemma_takes_the_longest_run_of_spaces_first(tmp_path: Path) -> None:
+    vocabulary = sentencepiece_vocabulary()
+    for column, values in (("tokens", ["  ", "   ", "    "]), ("types", [4] * 3), ("scores", [-1000.0] * 3)):
+        vocabulary[column][259:259] = values
+    path = write_gguf(
+        tmp_path / "m.gguf",
+        architecture="gemma3",
+        vocabulary=vocabulary,
+        extra={"tokenizer.ggml.add_space_prefix": False},
+    )
+    tokenizer = tokenizer_of(path)
+    # Joining pairs first would end in runs of four, two and three.
+    assert tokens(tokenizer, " " * 9) == ["<s>", "▁▁▁▁", "▁▁▁▁", "▁"]
+    assert tokens(tokenizer, " " * 5 + "hi") == ["<s>", "▁▁▁▁", "▁hi"]
+    assert tokenizer.decode(tokenizer.encode(" " * 7 + "hi").ids) == " " * 7 + "hi"
+
+
 def test_a_tokenizer_of_another_kind_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="'bert'"):
         tokenizer_of(write_gguf(tmp_path / "m.gguf", vocabulary=byte_level_vocabulary() | {"model": "bert"}))

@@ -16,7 +16,7 @@ from servekit.store.gguf_metadata import GgufFile
 from servekit.store.paths import derived_dir, home_dir
 
 # Raised whenever the content of the derived files changes, so that older ones are written again.
-_FORMAT = 1
+_FORMAT = 2
 _MARKER = "derived.json"
 
 

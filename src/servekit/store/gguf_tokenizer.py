@@ -104,8 +104,7 @@ def _sentencepiece(file: GgufFile, tokens: list[str]) -> Tokenizer:
     types, scores = file.array("tokenizer.ggml.token_type"), file.array("tokenizer.ggml.scores")
     if scores is None or types is None:
         raise ModelError(f"{file.path.name} lists pieces without scores or types")
-    # Gemma's user-defined pieces all score 0; there the order of the pieces is the order of the merges.
-    ranks = [float(-index) for index in range(len(tokens))] if gemma else scores
+    ranks = _gemma_ranks(tokens, types) if gemma else scores
     unknown = file.scalar("tokenizer.ggml.unknown_token_id")
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(
@@ -126,6 +125,18 @@ def _sentencepiece(file: GgufFile, tokens: list[str]) -> Tokenizer:
         tokenizer.normalizer = spell
         tokenizer.decoder = decoders.Sequence(unspell)
     return tokenizer
+
+
+def _gemma_ranks(tokens: list[str], types: list[int]) -> list[float]:
+    """Gemma's files give all user-defined pieces one score: those come first, and the longest of them first.
+
+    SentencePiece cuts them out of the text before it merges anything: of 40 spaces 31 are one piece, 9 another. Of the
+    other pieces the earlier is better.
+    """
+    return [
+        float(len(token)) if kind == _USER_DEFINED else float(-index)
+        for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
+    ]
 
 
 def _merges(
