@@ -101,16 +101,17 @@ def test_kv_memory_is_a_share_of_free_memory_otherwise() -> None:
         ("native", {"kv_dtype": "float32"}, ("float32", "float32")),
         ("sdpa", {}, ("float32", "float32")),
         ("auto", {"dtype": "float32"}, ("float32", "q8_0")),
+        ("auto", {"quantize": "int8"}, ("float32", "bfloat16")),
         ("native", {"kv_dtype": "bfloat16"}, ("float32", "bfloat16")),
     ],
 )
 def test_quantised_weights_need_no_measurement(
     attention: str, given: dict[str, str], expected: tuple[str, str]
 ) -> None:
-    config = EngineConfig(quantize="int8", attention=attention, **given)  # type: ignore[arg-type]
+    config = EngineConfig(**{"quantize": "int4", "attention": attention, **given})  # type: ignore[arg-type]
     resolved, reasons = resolve_compute(config, _facts(0.1, 0.1), 8192)
     assert (resolved.dtype, resolved.kv_dtype) == expected
-    assert {"dtype", "kv_dtype"} - reasons.keys() == given.keys()
+    assert {"dtype", "kv_dtype"} - reasons.keys() == given.keys() - {"quantize"}
 
 
 @pytest.mark.parametrize(

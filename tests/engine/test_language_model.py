@@ -141,7 +141,7 @@ def test_four_bits_are_what_was_asked_for(checkpoint: Path) -> None:
 def test_keys_and_values_take_eight_bits_where_heads_allow(tmp_path: Path) -> None:
     """Nearly half of bfloat16's bytes, 34 for 32 numbers, and an answer of its own."""
     model = _floats(tmp_path / "wide", "qwen3")
-    loaded, halves = _load(model), _load(model, kv_dtype="bfloat16")
+    loaded, halves = _load(model, quantize="int4"), _load(model, quantize="int4", kv_dtype="bfloat16")
     assert (loaded.config.kv_dtype, loaded.config.block_size) == ("q8_0", 16)
     assert loaded.reasons["kv_dtype"].startswith("q8_0: half the bytes of bfloat16")
     assert 32 * loaded.plan.bytes_per_token == 17 * halves.plan.bytes_per_token
