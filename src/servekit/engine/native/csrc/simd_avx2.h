@@ -72,14 +72,10 @@ static inline f32x16 v_load_f16(const uint16_t *p) {
   return v_pair(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)),
                 _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8))));
 }
-static inline int32_t v_store_s8(int8_t *p, f32x16 a) {
+static inline void v_store_s8(int8_t *p, f32x16 a) {
   __m256i lo = _mm256_cvtps_epi32(a.lo), hi = _mm256_cvtps_epi32(a.hi);
   __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(lo, hi), 0xd8);
   _mm_storeu_si128((__m128i *)p, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
-  __m256i sum = _mm256_add_epi32(lo, hi);
-  __m128i q = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
-  q = _mm_add_epi32(q, _mm_shuffle_epi32(q, 0x4e));
-  return _mm_cvtsi128_si32(_mm_add_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
 }
 
 static inline __m256 v_load_s8_half(const int8_t *p) {

@@ -40,10 +40,8 @@ static inline void v_store_bf16(uint16_t *p, f32x16 a) {
   _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
 }
 static inline f32x16 v_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
-static inline int32_t v_store_s8(int8_t *p, f32x16 a) {
-  __m512i q = _mm512_cvtps_epi32(a);
-  _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(q));
-  return _mm512_reduce_add_epi32(q);
+static inline void v_store_s8(int8_t *p, f32x16 a) {
+  _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
 }
 
 static inline f32x16 v_load_s8(const int8_t *p) {

@@ -60,12 +60,8 @@ static inline void v_store_bf16(uint16_t *p, f32x16 a) {
   }
 }
 static inline f32x16 v_load_f16(const uint16_t *p) { f32x16 r; SK_EACH r.v[i] = sk_half(p[i]); return r; }
-/* Rounded to nearest even and stored as 16 int8; the values are within -127..127. Returns their sum. */
-static inline int32_t v_store_s8(int8_t *p, f32x16 a) {
-  int32_t sum = 0;
-  SK_EACH { p[i] = (int8_t)lrintf(a.v[i]); sum += p[i]; }
-  return sum;
-}
+/* Rounded to nearest even and stored as 16 int8; the values are within -127..127. */
+static inline void v_store_s8(int8_t *p, f32x16 a) { SK_EACH p[i] = (int8_t)lrintf(a.v[i]); }
 
 static inline f32x16 v_load_s8(const int8_t *p) { f32x16 r; SK_EACH r.v[i] = (float)p[i]; return r; }
 

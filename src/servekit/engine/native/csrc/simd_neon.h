@@ -81,11 +81,10 @@ static inline float32x4_t v_half4(const uint16_t *p) { return vcvt_f32_f16(vrein
 static inline f32x16 v_load_f16(const uint16_t *p) {
   return v_quad(v_half4(p), v_half4(p + 4), v_half4(p + 8), v_half4(p + 12));
 }
-static inline int32_t v_store_s8(int8_t *p, f32x16 x) {
+static inline void v_store_s8(int8_t *p, f32x16 x) {
   int16x8_t low = vcombine_s16(vqmovn_s32(vcvtnq_s32_f32(x.a)), vqmovn_s32(vcvtnq_s32_f32(x.b)));
   int16x8_t high = vcombine_s16(vqmovn_s32(vcvtnq_s32_f32(x.c)), vqmovn_s32(vcvtnq_s32_f32(x.d)));
   vst1q_s8(p, vcombine_s8(vqmovn_s16(low), vqmovn_s16(high)));
-  return vaddlvq_s16(vaddq_s16(low, high));
 }
 
 static inline float32x4_t v_widen_s16(int16x4_t x) { return vcvtq_f32_s32(vmovl_s16(x)); }

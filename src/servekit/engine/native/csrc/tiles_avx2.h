@@ -4,6 +4,7 @@
    are exactly one group and fit into 16 bits. SK_Q8: the sign of the weight moves to the activation, since maddubs
    wants one factor unsigned and 255 * 127 * 2 would not fit. */
 #define SK_MAX_TILE 4
+#define SK_ASK_ROWS 2
 
 #define SK_ROWS _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
 
@@ -19,7 +20,9 @@ static inline __attribute__((always_inline)) void half_q4(const int rows, const 
                                                           const float *d, const float *s, const int half,
                                                           __m256 *acc) {
   const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+  const size_t panel = (size_t)groups * SK_Q4_GROUP_BYTES;
   for (int g = 0; g < groups; g++, w += SK_Q4_GROUP_BYTES, q += rows * SK_GROUP, d += rows, s += rows) {
+    if (rows >= SK_ASK_ROWS && half == 0) sk_ask(w + panel, SK_Q4_GROUP_BYTES);
     __m256i dot[SK_MAX_TILE];
     _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {
       __m256i both = _mm256_load_si256((const __m256i *)(w + 64 * i + 32 * half));
@@ -45,7 +48,9 @@ static inline __attribute__((always_inline)) void half_q4(const int rows, const 
 static inline __attribute__((always_inline)) void half_q8(const int rows, const uint8_t *w, int groups, const int8_t *q,
                                                           const float *d, const int half, __m256 *acc) {
   const __m256i ones = _mm256_set1_epi16(1), flip = _mm256_set1_epi8((char)0x80);
+  const size_t panel = (size_t)groups / 2 * SK_Q8_PAIR_BYTES;
   for (int g = 0; g < groups; g += 2, w += SK_Q8_PAIR_BYTES) {
+    if (rows >= SK_ASK_ROWS && half == 0) sk_ask(w + panel, SK_Q8_PAIR_BYTES);
     for (int pair = 0; pair < 2; pair++, q += rows * SK_GROUP, d += rows) {
       __m256i dot[SK_MAX_TILE];
       _Pragma("GCC unroll 8") for (int i = 0; i < 8; i++) {

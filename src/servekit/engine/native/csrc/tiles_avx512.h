@@ -3,15 +3,9 @@
    The unsigned operand is the weight, so that activations are broadcast straight from memory. Weights of SK_Q8 are
    stored 128 too high; starting from z = -128 * sum(q) takes that back for nothing. */
 #define SK_MAX_TILE 12
+#define SK_ASK_ROWS 4
 
 #define SK_ROWS _Pragma("GCC unroll 16") for (int r = 0; r < rows; r++)
-
-/* With many rows a panel is read several times, and the CPU does not see that the next one comes after. So it is asked
-   for while this one is in work. With few rows it is read once, from one end to the other, and that it sees. */
-#define SK_ASK_ROWS 4
-static inline __attribute__((always_inline)) void sk_ask(const uint8_t *from, int bytes) {
-  for (int at = 0; at < bytes; at += 64) __builtin_prefetch(from + at);
-}
 
 static inline __m512i sk_bytes(const int8_t *q) {
   int32_t four;
