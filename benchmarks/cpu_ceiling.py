@@ -30,10 +30,11 @@ def main() -> None:
     parser.add_argument("--model", default="demo", help="a model as `servekit serve` takes it")
     parser.add_argument("--threads", type=int, default=CpuDevice().default_threads())
     parser.add_argument("--quantize", default="int4")
+    parser.add_argument("--kv-dtype", default="auto")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    result = measure(arguments.model, arguments.threads, arguments.quantize, arguments.rounds)
+    result = measure(arguments.model, arguments.threads, arguments.quantize, arguments.kv_dtype, arguments.rounds)
     if arguments.json:
         print(json.dumps(result))
         return
@@ -41,13 +42,13 @@ def main() -> None:
         print(f"{name:36} {value:.3g}" if isinstance(value, float) else f"{name:36} {value}")
 
 
-def measure(model: str, threads: int, quantize: str, rounds: int) -> dict[str, Any]:
+def measure(model: str, threads: int, quantize: str, kv_dtype: str, rounds: int) -> dict[str, Any]:
     """Medians of the ceilings and of servekit, taken in turn, and their shares."""
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "ceiling"
         source = Path(__file__).with_suffix(".c")
         subprocess.run(["cc", "-O3", "-std=gnu11", "-pthread", str(source), "-o", str(program)], check=True)
-        engine = Servekit(model, threads, quantize)
+        engine = Servekit(model, threads, quantize, kv_dtype)
         taken = []
         for round_ in range(rounds + 1):
             row = (*_ceilings(program, threads), *_rates(engine))
@@ -62,6 +63,7 @@ def measure(model: str, threads: int, quantize: str, rounds: int) -> dict[str, A
     return {
         "threads": threads,
         "quantize": quantize,
+        "kv_dtype": kv_dtype,
         "read_gb_per_s": read,
         "int8_gmac_per_s": peak,
         "decode_tokens_per_s": decode,

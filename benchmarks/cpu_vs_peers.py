@@ -69,8 +69,8 @@ def parse_arguments() -> argparse.Namespace:
     PeersFolder.add_arguments(parser)
     parser.add_argument(
         "--servekit",
-        default="none,int8,int4",
-        help="values of --quantize to measure; int4:Q4_0 with llama.cpp's file of that format",
+        default="none,int8,int8+q8_0,int4",
+        help="values of --quantize to measure; int8+q8_0 with that --kv-dtype, int4:Q4_0 with llama.cpp's file",
     )
     parser.add_argument("--systems", default="", help="only those whose names start so, such as 'servekit,llama.cpp'")
     parser.add_argument("--threads", type=int, default=2)

@@ -1,6 +1,6 @@
 """servekit's engine under test: its scheduler and model runner, step by step on one thread.
 
-python -m benchmarks.cpu_peers.servekit_worker MODEL THREADS QUANTIZE
+python -m benchmarks.cpu_peers.servekit_worker MODEL THREADS QUANTIZE KV_DTYPE
 """
 
 import sys
@@ -26,11 +26,12 @@ class Servekit:
     `num_matrix_weights` is what a decoding step multiplies with, the head's `num_head_weights` among them.
     """
 
-    def __init__(self, model: str, threads: int, quantize: Any) -> None:
+    def __init__(self, model: str, threads: int, quantize: Any, kv_dtype: Any = "auto") -> None:
         config = EngineConfig(
             device="cpu",
             threads=threads,
             quantize=quantize,
+            kv_dtype=kv_dtype,
             prefix_cache=False,
             max_model_len=_MAX_MODEL_LEN,
             kv_memory=_KV_MEMORY,
@@ -69,4 +70,4 @@ class Servekit:
 
 
 if __name__ == "__main__":
-    serve(lambda: Servekit(sys.argv[1], int(sys.argv[2]), sys.argv[3]))
+    serve(lambda: Servekit(sys.argv[1], int(sys.argv[2]), *sys.argv[3:5]))

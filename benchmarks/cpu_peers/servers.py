@@ -203,8 +203,8 @@ def _servers(folder: PeersFolder, systems: Sequence[System], slots: int, argumen
     llama = folder.llama_models(arguments.model)
     for name in arguments.servekit.split(","):
         if f"servekit {name}" in names:
-            model, quantize = our_model(arguments.model, name, llama)
-            command = _servekit_command(model, slots, arguments.threads, quantize)
+            model, quantize, kv_dtype = our_model(arguments.model, name, llama)
+            command = _servekit_command(model, slots, arguments.threads, quantize, kv_dtype)
             found.append(Server("servekit", f"servekit {name}", command))
     for name, file in llama.items():
         if f"llama.cpp {name}" in names and folder.llama_server.is_file():
@@ -212,13 +212,13 @@ def _servers(folder: PeersFolder, systems: Sequence[System], slots: int, argumen
     return found
 
 
-def _servekit_command(model: str, slots: int, threads: int, quantize: str) -> tuple[str, ...]:
+def _servekit_command(model: str, slots: int, threads: int, quantize: str, kv_dtype: str) -> tuple[str, ...]:
     shape = read_model_shape(read_json(find_model(model).directory / "config.json"))
     # As many tokens as llama-server gets; a pool in bfloat16 holds twice as many and touches only what it uses.
     kv_memory = slots * SLOT_TOKENS * kv_block_bytes(shape, block_size=1, kv_dtype="float32")
     command = [sys.executable, "-m", "servekit.cli.main", "serve", model, "--device", "cpu"]
     command += ["--parallel", str(slots), "--max-model-len", str(SLOT_TOKENS), "--kv-memory", str(kv_memory)]
-    return (*command, "--threads", str(threads), "--quantize", quantize)
+    return (*command, "--threads", str(threads), "--quantize", quantize, "--kv-dtype", kv_dtype)
 
 
 def _llama_command(folder: PeersFolder, file: Path, slots: int, arguments: argparse.Namespace) -> tuple[str, ...]:

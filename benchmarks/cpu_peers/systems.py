@@ -13,7 +13,7 @@ from typing import Literal, Self, get_args
 
 from gguf.constants import LlamaFileType
 
-from servekit.config import QuantizeChoice
+from servekit.config import KvDTypeChoice, QuantizeChoice
 from servekit.store.gguf_metadata import GgufFile
 from servekit.store.resolve import find_model
 
@@ -94,7 +94,7 @@ class PeersFolder:
 def all_systems(folder: PeersFolder, model: str, ours: Sequence[str], threads: int) -> list[System]:
     """Everything that could be measured, servekit first.
 
-    Each of `ours` is a value of --quantize; after a colon may stand one of llama.cpp's formats, whose file it then is.
+    `ours` are read by `our_model`.
     """
     llama = folder.llama_models(model)
     found = [_servekit(model, name, llama, threads) for name in ours]
@@ -116,23 +116,27 @@ def select(systems: Sequence[System], names: str) -> list[System]:
     return [system for system in systems if not wanted or system.name.startswith(wanted)]
 
 
-def our_model(model: str, ours: str, llama: Mapping[str, Path]) -> tuple[str, str]:
-    """The model and the value of --quantize of `int4`, or of `int4:Q4_0` with llama.cpp's file of that format.
+def our_model(model: str, ours: str, llama: Mapping[str, Path]) -> tuple[str, str, str]:
+    """The model and the values of --quantize and --kv-dtype that a text such as `int8+q8_0:Q4_0` names.
 
-    A format that has no file is taken as one that is not there.
+    `int8` alone leaves the keys and values to servekit; behind a colon stands one of llama.cpp's formats, whose file is
+    the model then. A format that has no file is taken as one that is not there.
     """
-    quantize, _, name = ours.partition(":")
-    return str(llama.get(name, Path(f"{name}.gguf"))) if name else model, quantize
+    choices, _, name = ours.partition(":")
+    quantize, _, kv_dtype = choices.partition("+")
+    return str(llama.get(name, Path(f"{name}.gguf"))) if name else model, quantize, kv_dtype or "auto"
 
 
 def _servekit(model: str, ours: str, llama: Mapping[str, Path], threads: int) -> System:
-    path, quantize = our_model(model, ours, llama)
+    path, quantize, kv_dtype = our_model(model, ours, llama)
     missing = None
     if quantize not in (offered := get_args(QuantizeChoice)):
         missing = f"this version offers --quantize {', '.join(offered)}"
+    elif kv_dtype not in (offered := get_args(KvDTypeChoice)):
+        missing = f"this version offers --kv-dtype {', '.join(offered)}"
     elif path != model and not Path(path).exists():
         missing = f"not prepared: no {path}"
-    command = (*_module(Path(sys.executable), "servekit"), path, str(threads), quantize)
+    command = (*_module(Path(sys.executable), "servekit"), path, str(threads), quantize, kv_dtype)
     return System(f"servekit {ours}", command, missing, role="ours")
 
 

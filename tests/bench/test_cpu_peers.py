@@ -248,7 +248,15 @@ def test_ours_can_be_measured_with_the_file_of_a_peer(tmp_path: Path, gguf: str)
     made.parent.mkdir()
     made.touch()
     assert ours().missing is None
-    assert ours().command[-3:] == (str(made), "2", "int4")
+    assert ours().command[-4:] == (str(made), "2", "int4", "auto")
+
+
+def test_ours_can_be_measured_with_keys_and_values_of_another_dtype(tmp_path: Path, gguf: str) -> None:
+    eight, unknown = all_systems(peers_folder(tmp_path), gguf, ["int8+q8_0", "int8+q3"], 2)[:2]
+
+    assert (eight.name, eight.missing, eight.command[-2:]) == ("servekit int8+q8_0", None, ("int8", "q8_0"))
+    assert unknown.missing is not None
+    assert "--kv-dtype" in unknown.missing
 
 
 def test_safetensors_are_for_everyone_but_llama(tmp_path: Path) -> None:
