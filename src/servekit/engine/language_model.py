@@ -145,9 +145,9 @@ def _on_kernels(
     is_q8 = config.kv_dtype == "q8_0"
     if is_q8 and (problem := q8_0_problem(config.block_size, spec.head_dim)):
         raise ConfigError(f"--kv-dtype q8_0: {problem}", hint="--kv-dtype bfloat16", param="kv_dtype")
+    reasons["graphs"] = without_graphs(config, "a cpu computes each step as it is launched")
     kernels = Kernels(library, config.threads)
     model = NativeDecoder(spec, packed, kernels, config.max_model_len)
-    reasons["graphs"] = without_graphs(config, "a cpu computes each step as it is launched")
     reasons["attention"] = f"native: the {kernels.isa} kernels read the pages as they lie"
 
     def make_runner(needs: RunnerNeeds) -> NativeRunner:
