@@ -293,15 +293,15 @@ def test_every_file_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 
 
 def test_the_knee_is_found(capsys: pytest.CaptureFixture[str]) -> None:
-    """Any rate whose requests overlap misses: the server has one worker and 20 ms of work for each."""
+    """A rate whose requests pile up misses: the server has one worker and 50 ms of work for each."""
     busy_until = 0.0
 
     def one_worker(number: int, seen: Seen) -> Answer:
         nonlocal busy_until
-        busy_until = max(busy_until, seen.received) + 0.02
+        busy_until = max(busy_until, seen.received) + 0.05
         return plain_chat(1, ttft=busy_until - seen.received)
 
-    options = ("--arrival", "constant", "--requests", "12", "--outputs", "1", "--slo", "ttft=100ms")
+    options = ("--arrival", "constant", "--requests", "12", "--outputs", "1", "--slo", "ttft=400ms")
     with serving(one_worker) as server:
         found = bench(capsys, server, "--find-knee", "--rate", "10", *options)
 
@@ -309,7 +309,8 @@ def test_the_knee_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     assert found.knee.rate is not None
     assert found.knee.missed_rate is not None
     assert found.knee.rate < found.knee.missed_rate <= 1.1 * found.knee.rate
-    assert found.knee.rate >= 20
+    # At 10 a second nobody waits; on a quiet machine twelve requests may come at up to 48 a second.
+    assert found.knee.rate >= 10
 
 
 def test_no_rate_keeps_the_slo(capsys: pytest.CaptureFixture[str]) -> None:
